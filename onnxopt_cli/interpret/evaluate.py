@@ -1,9 +1,9 @@
 """Evaluate a formula in a wide type, and round each output once to its own type.
 
-Large tensors are computed block by block. A formula with reductions, such as a sum, runs on each
-block up to its first reduction. The operands of the reduction are collected from all blocks and
-reduced. With the result of the reduction, the formula runs on each block again, up to the next
-reduction or to the end of the formula.
+Large tensors are computed block by block. If the formula has a reduction, such as a sum, it runs on
+each block up to its first reduction. The operands of the reduction are collected from all blocks
+and reduced. Given the result, the formula runs on each block again, up to the next reduction or to
+the end.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def _widest() -> np.dtype[Any]:
     return QuadPrecDType()
 
 
-#: Type in which expected values are computed: long double, or quadruple precision on machines where
-#: long double is not wider than double.
+#: The type in which expected values are computed: long double. Quadruple precision on machines on
+#: which long double is not wider than double.
 WIDEST_TYPE = _widest()
 
 
@@ -66,14 +66,14 @@ def evaluate(
 ) -> list[Array]:
     """Return the outputs of a node, with their dtypes and shapes.
 
-    By default, the outputs are the expected values: the operands are exact, every operation is
+    By default, the outputs are the expected values. The operands are exact, every operation is
     performed in :data:`WIDEST_TYPE`, and only the result is rounded. To save time, most elements of
     large tensors of narrow types are computed in double (:func:`_mostly_in_double`).
 
     Args:
         call: the operator, attributes and inputs.
-        dtype: type of the computation.
-        attributes: type to which attributes are rounded; None for ``dtype``.
+        dtype: the type of the computation.
+        attributes: the type to which attributes are rounded; by default ``dtype``.
     """
 
     def exact(number: float) -> Any:
@@ -93,15 +93,15 @@ def evaluate(
     if not has_blocks(call):
         return compute(call)
     reference = dtype == WIDEST_TYPE != enough_for(call) and attributes is None
-    # Formulas with reductions are not computed in double, because rounding might change the
-    # comparison of an element with the result of a reduction.
+    # Do not compute formulas with reductions in double: rounding could change the comparison of an
+    # element with the result of a reduction.
     reference = reference and is_elementwise(call.operator)
     part_of = partial(_mostly_in_double, compute) if reference else compute
     return call.by_group(lambda group: _computed_in_blocks(in_parts(group), part_of))
 
 
 class _Complete(np.ndarray):
-    """A tensor whose NumPy functions are replaced where they fail or return wrong results.
+    """A tensor that replaces NumPy functions which fail or return wrong results.
 
     The replaced functions are reductions of empty tensors, and clip and matmul in quadruple
     precision.
@@ -131,12 +131,11 @@ def _mostly_in_double(
 ) -> list[Array]:
     """Return the result of ``compute`` for flat tensors; most elements are computed in double.
 
-    The error bound of a computation in double is 2^-29 of the error bound in float32. An error of
-    the computation in double changes the rounded result only near a tie, a midpoint between two
-    numbers of the output's type. Elements near a tie are computed again in the wide type. In other
-    elements, the error reaches a tie only after a cancellation of 20 bits; after such a
-    cancellation, an ulp is less than a millionth of the element's limit, so the difference does not
-    matter.
+    The error bound of a computation in double is 2^-29 of the error bound in float32. A tie is the
+    midpoint between two numbers of the output's type. The error in double changes the rounded
+    result only if the result is near a tie. Elements near a tie are computed again in the wide
+    type. In other elements, the error reaches a tie only if a cancellation loses 20 bits. An ulp is
+    then less than a millionth of the element's limit, so the difference does not matter.
     """
     double = np.dtype(np.float64)
     outputs, unsure = [], np.zeros(call.groups[0][0].shape, bool)
@@ -156,9 +155,10 @@ def _mostly_in_double(
 
 
 def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
-    """Return a mask of the doubles within 2^-9 ulp of the midpoint between two numbers of a type.
+    """Return a mask of the doubles within 2^-9 ulp of a midpoint between two numbers of a type.
 
-    The mask is also true for all subnormal numbers, which have fewer digits than normal numbers.
+    The mask is also true for all subnormal numbers, because they have fewer digits than normal
+    numbers.
     """
     lost = np.finfo(np.float64).nmant - np.finfo(dtype).nmant
     middle, reach, digits = 1 << lost - 1, 1 << lost - 9, (1 << lost) - 1
@@ -171,7 +171,7 @@ def _near_tie(value: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def enough_for(call: Call[Array]) -> np.dtype[Any]:
-    """Return the narrowest type that is sufficient to compute error bounds of a call's outputs."""
+    """Return the narrowest type in which the error bounds of a call's outputs can be computed."""
     double = np.dtype(np.float64)
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     return double if all(dtype.itemsize < double.itemsize for dtype in floats) else WIDEST_TYPE
@@ -191,8 +191,8 @@ def rounded(result: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
 
 @cache
 def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
-    """Return the tensors of which a negative element would make the formula's result NaN."""
-    # Both T = 1 and T = 3 are tried, because some formulas ignore the state in the first step.
+    """Return the names of the tensors whose negative elements make the formula's result NaN."""
+    # Try both T = 1 and T = 3, because some formulas ignore the state in the first step.
     counts = {scalar.name: 3.0 for scalar in operator.scalars if "int64" in scalar.dtypes}
     return tuple(
         name
@@ -204,8 +204,8 @@ def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
 def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
     """Return whether an output of the formula is NaN for the given values of operands.
 
-    Tensors that are not given are 0, scalars are 1, and attributes are 0.5 or the midpoint of their
-    limits.
+    Operands that are not given have default values: 0 for tensors, 1 for scalars, and 0.5 or the
+    midpoint of the limits for attributes.
     """
     numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
     numbers |= dict.fromkeys(operator.tensors, 0.0)
@@ -221,9 +221,9 @@ def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
 def has_blocks(call: Call[Any]) -> bool:
     """Return whether a call is large and can be computed block by block.
 
-    If the formula has reductions, all tensors must have the same dtype and shape, since the
-    operands of a reduction are not broadcast, and must be finite, since with infinities the results
-    of reformulations may differ.
+    If the formula has reductions, two further conditions hold. All tensors must have the same dtype
+    and shape, because the operands of a reduction are not broadcast. All elements must be finite,
+    because with infinities the results of reformulations may differ.
     """
     large = any(np.size(group[0]) >= LARGE_ELEMENTS for group in call.groups)
     if not large or _rows(call.operator) is None:
@@ -251,7 +251,7 @@ def _computed_in_blocks(
 
     Args:
         call: a result of :func:`in_parts`.
-        compute: function from a call of flat tensors with any number of elements to its flat
+        compute: takes a call of flat tensors with any number of elements, and returns its flat
             outputs.
     """
     first = call.groups[0][0]
@@ -261,17 +261,17 @@ def _computed_in_blocks(
 
 @lru_cache
 def is_elementwise(operator: Operator) -> bool:
-    """Return whether each element of an output depends only on input elements at its index."""
+    """Return whether each output element depends only on input elements at the same index."""
     rows = _rows(operator)
     return rows is not None and not any(isinstance(row, Reduction | Percentile) for row in rows)
 
 
 @lru_cache
 def _rows(operator: Operator) -> list[Row] | None:
-    """Return the rows of the vocabulary that a formula uses, found by tracing it.
+    """Return the rows of the vocabulary that a formula uses, determined by tracing the formula.
 
-    Returns None for a formula that cannot be computed block by block: it carries scalars,
-    multiplies matrices, or raises an exception.
+    None if the formula cannot be computed block by block, because it carries scalars, multiplies
+    matrices, or raises an exception.
     """
     if any(map(operator.carries, operator.outputs)):
         return None
@@ -294,7 +294,7 @@ def _rows(operator: Operator) -> list[Row] | None:
 
 
 class _Traced(Joining):
-    """An operand that records the operations on it."""
+    """An operand that records the operations on itself."""
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows = rows
@@ -317,14 +317,14 @@ _reducing = Lock()
 class Part(Call[Array]):
     """Some elements of a call of one group.
 
-    Reductions of the formula include all elements of the call.
+    A reduction of the formula nevertheless includes all elements of the call.
 
     Attributes:
         whole: the whole call, a Call[Array].
-        expressions: a unique object for each expression of the formula, by the function and the
-            expressions of its operands.
-        reduced: results of the reductions that are already computed, by expression. Formulas that
-            differ only after a reduction, such as mutants, share the result of the reduction.
+        expressions: a unique object for each expression of the formula. The keys are the function
+            and the expressions of its operands.
+        reduced: by expression, the results of the reductions that are already computed. Formulas
+            that differ only after a reduction, such as mutants, share its result.
     """
 
     whole: Any = None
@@ -332,7 +332,7 @@ class Part(Call[Array]):
     reduced: dict[object, Any] = field(default_factory=dict)
 
     def expression(self, *parts: object) -> object:
-        """Return the object that identifies an expression; the same in all threads."""
+        """Return the object that identifies an expression; it is the same in all threads."""
         return self.expressions.setdefault(parts, object())
 
     def apply(self, scalar: Make, tensor: Make, number: Make) -> list[tuple[Any, Array, Array]]:
@@ -344,7 +344,7 @@ class Part(Call[Array]):
 
             def made(make: Make, value: Any) -> _Operand:
                 operand = make(value)
-                # Operands of all kinds of arrays, including subclasses of ndarray, share
+                # Operands of all kinds of arrays, including subclasses of ndarray, share their
                 # expressions.
                 interpretation = type(operand) if isinstance(operand, Joining) else None
                 dtype = np.result_type(getattr(operand, "value", operand))
@@ -369,7 +369,7 @@ class Part(Call[Array]):
                     if expression not in self.reduced:
                         size = np.size(whole_call.groups[0][0])
                         blocks = in_blocks(reduced_of, size)
-                        # Further operands, such as a percent, are the same for all blocks.
+                        # Further operands, such as a percent, are equal in all blocks.
                         first, *further = next(blocks)
                         parts = chain([first], (part for part, *_ in blocks))
                         elements = _joined(first, parts, size)
@@ -377,9 +377,9 @@ class Part(Call[Array]):
 
 
 class _ReductionReached(Exception):
-    """Raised if the formula needs the result of a reduction that has not been computed.
+    """Raised if the formula needs the result of a reduction that is not yet computed.
 
-    The arguments of the exception are the function, its expression, and its operands in a block.
+    The arguments are the function, its expression, and its operands in one block.
     """
 
 
@@ -400,7 +400,7 @@ class _Operand(Joining):
         return _Operand(self.operand.astype(dtype), expression, self.part)
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return the result of a function; for a reduction, the result of all elements."""
+        """Return the result of a function; the result of a reduction includes all elements."""
         expression = self.part.expression(function, *map(_expression, inputs))
         operands = list(map(_plain, inputs))
         if not isinstance(row, Reduction | Percentile):
@@ -422,7 +422,7 @@ def _expression(operand: Any) -> object:
 
 
 def _joined(first: Any, blocks: Iterable[Any], size: int) -> Any:
-    """Return the operand of all elements, given its blocks; a scalar is the same in all blocks."""
+    """Return the operand for all elements, given its blocks; a scalar is equal in all blocks."""
     if hasattr(first, "joined"):
         return first.joined(blocks, size)
     return joined(((block,) for block in blocks), size)[0] if np.ndim(first) else first

@@ -15,12 +15,13 @@ from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.rewrite import Formula
 
-#: A function that computes a node's outputs from its call, by the formula of the call's operator.
+#: Takes a call of a node, and computes the outputs of the node by the formula of the call's
+#: operator.
 Compute = Callable[[Call[Array]], list[Array]]
 
 
 def unchanged(formula: Formula) -> Formula:
-    """Return the formula unchanged: the default of implementations that do not change it."""
+    """Return the formula unchanged, as implementations do that change only other things."""
     return formula
 
 
@@ -28,20 +29,20 @@ def unchanged(formula: Formula) -> Formula:
 class Implementation:
     """An implementation of an operator.
 
-    By default, an implementation computes like :func:`evaluate`, which computes in the wide type
-    and rounds once. The attributes state the differences.
+    By default, an implementation computes like :func:`evaluate`: in the wide type, with a single
+    rounding. The attributes state how the implementation differs.
 
     Attributes:
         name: name of the difference, unique among the implementations of an operator.
-        about: description in one sentence.
-        seen_in: public implementations with this difference.
-        change: function from the operator's formula to the formula of this implementation.
-        compute: function that applies a formula to a node.
-        defaults: wrong values of attributes that a node omits.
+        about: a description in one sentence.
+        seen_in: public implementations that have this difference.
+        change: takes the formula of the operator and returns the formula of this implementation.
+        compute: applies a formula to a node.
+        defaults: wrong default values of attributes, used if a node omits them.
         precision: the type to which every operation is rounded, if the defect is that this type is
-            too narrow; otherwise None.
-        rounds: whether the formula rounds intermediate results. Another implementation with the
-            same defect may round other intermediate results.
+            too narrow; else None.
+        rounds: whether the formula rounds intermediate results. Other implementations with the same
+            defect may round other intermediate results.
     """
 
     name: str
@@ -82,8 +83,8 @@ class Implementation:
 def both(first: Implementation, second: Implementation) -> Implementation | None:
     """Combine the differences of two implementations; None if both replace ``compute``.
 
-    If neither change of the formula can be applied after the other change, the combined
-    implementation fails on all inputs.
+    If the two changes of the formula cannot be applied in any order, the combined implementation
+    fails on all inputs.
     """
     if first.compute is not evaluate and second.compute is not evaluate:
         return None

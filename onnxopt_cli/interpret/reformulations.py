@@ -1,11 +1,11 @@
 """Reformulations: correct implementations that round differently, which must be accepted.
 
-Most reformulations compute the formula in machine arithmetic, where every operation is rounded.
-NumPy's dispatch passes each operation of the formula to the operand, which passes it to an
+Most reformulations compute the formula in machine arithmetic, in which every operation is rounded.
+NumPy's dispatch passes each operation of the formula to an operand, and the operand passes it to an
 arithmetic. The arithmetic performs the operation on arrays of machine types, possibly in an unusual
-way, such as a division by multiplication with a reciprocal. Types combine as in NumPy: attributes
-are plain numbers and take the type of the other operand. ONNX Runtime can also compute the formula
-by running its lowered graph.
+way. For example, it may multiply by a reciprocal instead of dividing. Types combine as in NumPy:
+attributes are plain numbers and take the type of the other operand. ONNX Runtime can also compute
+the formula by running its lowered graph.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Arithmetic:
     """An arithmetic: a way to perform the operations of a formula.
 
     Attributes:
-        operations: for a NumPy function, the function that computes its result instead.
-        finish: function that is applied to every operand and every result.
-        fused: whether a product that is an operand of a sum or difference is not rounded.
+        operations: for each replaced NumPy function, the function that computes its result instead.
+        finish: a function that is applied to every operand and every result.
+        fused: whether a product remains unrounded if it is an operand of a sum or difference.
     """
 
     operations: Mapping[Operation, Operation] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Arithmetic:
         """Perform an operation on machine operands and plain numbers."""
         values = [self.finish(_value(operand)) for operand in operands]
         if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
-            # np.where is not called, because it would convert the chosen plain number to an array.
+            # Do not call np.where, because it would convert the chosen plain number to an array.
             return Machine(values[1] if values[0] else values[2], self)
         if function in OF_NOTHING and not np.size(values[0]):
             return Machine(values[0].dtype.type(OF_NOTHING[function]), self)
@@ -75,7 +75,8 @@ class Machine(NDArrayOperatorsMixin):
     Attributes:
         value: the array or number.
         arithmetic: the arithmetic that performs operations on the operand.
-        unrounded: the value in a wider type if it is a product in fused arithmetic; otherwise None.
+        unrounded: if the value is a product in fused arithmetic, the product in a wider type; else
+            None.
     """
 
     value: Any
@@ -108,11 +109,11 @@ def computed(
 ) -> Callable[[Call[Array]], list[Array]]:
     """Return a function that computes a node in an arithmetic, in the types of its inputs.
 
-    R keeps its type, and T is converted to the type of R.
+    R keeps its type. T is converted to the type of R.
 
     Args:
         arithmetic: the arithmetic.
-        number: function that converts an attribute to an operand.
+        number: converts an attribute to an operand.
     """
 
     def compute(call: Call[Array]) -> list[Array]:
@@ -153,7 +154,7 @@ def added_by_size(values: Any) -> Any:
 
 
 def added_in_lanes(values: Any) -> Any:
-    """Add every eighth element, then the eight sums, as vector units do."""
+    """Add every eighth element to the same sum, then add the eight sums, as vector units do."""
     flat = np.ravel(values)
     return added_in_order(np.array([added_in_order(flat[lane::8]) for lane in range(8)]))
 
@@ -191,7 +192,7 @@ def root_by_reciprocal(a: Any) -> Any:
 
 
 def root_by_newton(a: Any) -> Any:
-    """Compute a root as ``a * (1 / sqrt(a))``, with a reciprocal root by one Newton step.
+    """Compute a root as ``a * (1 / sqrt(a))``, where one Newton step yields the reciprocal root.
 
     The Newton step begins with an estimate that has half the digits of the type.
     """
@@ -214,7 +215,7 @@ def flushed(value: Any) -> Any:
 
 
 def _root(a: Any, reciprocal: Any) -> Any:
-    # For 0 and infinity, a * reciprocal is 0 * infinity, which is NaN.
+    # For 0 and infinity, a * reciprocal would be 0 * infinity, which is NaN.
     return np.where((a > 0) & (a < np.inf), a * reciprocal, np.sqrt(a))
 
 
@@ -230,8 +231,8 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 def _of_numbers(function: Operation, values: Sequence[Any]) -> Any:
     """Apply a function to plain numbers, and return a plain number.
 
-    NumPy performs the operation, so the result is infinite or NaN where Python would raise an
-    error.
+    NumPy performs the operation. The result is therefore infinite or NaN where Python would raise
+    an error.
     """
     return np.asarray(function(*values)).item()
 
@@ -242,9 +243,10 @@ def _widened(value: Any) -> Any:
 
 
 def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
-    """Return a sum or difference, computed from the unrounded product if an operand is a product.
+    """Return a sum or difference, without rounding an operand that is a product.
 
-    If both operands are products, only the first product is unrounded, as in a fused multiply-add.
+    If both operands are products, only the first product stays unrounded, as in a fused
+    multiply-add.
     """
     for position, operand in enumerate(operands):
         if isinstance(operand, Machine) and operand.unrounded is not None:
@@ -254,12 +256,12 @@ def _fused(ufunc: np.ufunc, operands: Sequence[Any], values: Sequence[Any], valu
     return value
 
 
-#: The oldest IR version that supports the oldest opset of lowered models.
+#: The oldest IR version that supports the oldest opset version of lowered models.
 _IR_VERSION = 7
 
 
 def computed_by_onnxruntime(call: Call[Array]) -> list[Array]:
-    """Compute a node by its lowered graph on ONNX Runtime's CPU, with one thread."""
+    """Compute a node by its lowered graph on ONNX Runtime, with one thread of the CPU."""
     symbols = [
         GraphTensor(f"input_{place}", array.dtype, array.shape)
         for place, array in enumerate(call.inputs)
@@ -293,8 +295,8 @@ def _declared(tensor: GraphTensor) -> onnx.ValueInfoProto:
 def _session(model: bytes) -> Any:
     onnxruntime: Any = import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
-    # ONNX Runtime's optimizer removes multiplications by doubles that round to 1 in float32, such
-    # as 1 - 1e-8.
+    # Without optimization: the optimizer removes multiplications by doubles that round to 1 in
+    # float32, such as 1 - 1e-8.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -304,8 +306,8 @@ def _session(model: bytes) -> Any:
 def reformulations(operator: Operator) -> tuple[Implementation, ...]:
     """Return all reformulations of an operator, with unique names.
 
-    The reformulations are the formula itself in every arithmetic, and each rewritten formula in a
-    few arithmetics.
+    The reformulations are the formula itself in each arithmetic, and each rewritten formula in some
+    of the arithmetics.
     """
     return tuple(_all_reformulations(operator))
 
@@ -343,14 +345,15 @@ def _with_scalars_in(
     """Return a function that converts the float scalars of a call before it computes the call.
 
     Args:
-        choose: function from a call and the tensors of one of its groups to the type of scalars.
-        compute: function that computes the converted call.
+        choose: takes a call and the tensors of one of its groups, and returns the type of the
+            scalars.
+        compute: computes the converted call.
     """
 
     def convert_and_compute(call: Call[Array], dtype: np.dtype[Any]) -> list[Array]:
         output_types = set(call.operator.outputs.values())
-        # If an output has the type of a scalar, as loss_new has the type of loss, the digits of the
-        # scalar are part of the result, so the scalar may be widened but not narrowed.
+        # An output may have the type of a scalar, as loss_new has the type of loss. The digits of
+        # the scalar are then part of the result, so the scalar may be widened, but not narrowed.
         scalars = tuple(
             scalar.astype(
                 np.result_type(dtype, scalar.dtype) if item.name in output_types else dtype
@@ -474,9 +477,9 @@ _FOREIGN: dict[str, tuple[str, str, Compute]] = {
     ),
 }
 
-# R is first converted to the tensors' type if R is narrower than the tensors. A reformulation may
-# combine R with an attribute where the formula does not, and would otherwise round the result to
-# R's type.
+# If R is narrower than the tensors, it is first converted to their type. A reformulation may
+# combine R with an attribute where the formula does not. Without the conversion, the result would
+# be rounded to the type of R.
 _ARITHMETICS_OF_REFORMULATIONS = {
     "R in the widest type": _with_scalars_in(_widest_type, _OWN_TYPES),
     "reciprocals": _with_scalars_in(_widest_type, _RECIPROCAL),

@@ -1,10 +1,10 @@
 """The vocabulary of formulas: a row for each NumPy function that a formula may use.
 
-A row defines the ONNX operator to which the function is lowered, and the propagation of rounding
-errors. There are few kinds of rows, so most new functions need only one line at the end of this
-file.
+A row defines two things: the ONNX operator to which the function is lowered, and how the function
+propagates rounding errors. There are few kinds of rows, so most new functions need only one line at
+the end of this file.
 
-For an operation with the result v on values a, b with error bounds e_a, e_b:
+For an operation with the result v on the values a and b, whose error bounds are e_a and e_b:
 
 ===================  ===========================================================  =========
 operation            error inherited from the operands                            roundings
@@ -25,20 +25,20 @@ maximum, minimum     distance to the values at a - e_a, b - e_b and a + e_a,    
 ===================  ===========================================================  =========
 
 Roundings are counted in unit roundoffs of abs(v). An operation has several roundings if its common
-implementations are not correctly rounded. A quotient may be the product with a reciprocal. A root
-may be ``a * rsqrt(a)`` with a Newton step, which rounds four times. Math libraries do not guarantee
-an error of less than four roundings for powers.
+implementations are not correctly rounded. A quotient may be a product with a reciprocal. A root may
+be ``a * rsqrt(a)`` with a Newton step, which rounds four times. Math libraries do not guarantee
+that powers have errors of less than four roundings.
 
 A power with an integer exponent n may be computed by repeated squaring, as by ``powi`` of LLVM
-(compiler-rt, lib/builtins/powisf2.c). Rust's ``f32::powi`` uses this function, and the Adam of burn
-uses ``f32::powi``. Each squaring doubles the relative error and adds a rounding, so the error is at
-most n - 1 unit roundoffs to first order. For a large n, a bound of n - 1 unit roundoffs would
-accept almost any result. Therefore the vocabulary computes powers with integer exponents by
-repeated squaring in the machine type, and takes the error of the result as the bound if the error
-exceeds four roundings. The error bound does not cover other sequences of multiplications.
+(compiler-rt, lib/builtins/powisf2.c). Rust's ``f32::powi`` uses this function, and burn's Adam uses
+``f32::powi``. Each squaring doubles the relative error and adds a rounding, so the error is at most
+n - 1 unit roundoffs to first order. If n is large, this bound would accept almost any result.
+Therefore the vocabulary itself computes powers with integer exponents by repeated squaring in the
+machine type. If the error of the result exceeds four roundings, it is the bound. Other sequences of
+multiplications are not covered.
 
-For n elements x with error bounds e, and for n products of elements x and y with error bounds e and
-f:
+For n elements x with error bounds e, and for n products of elements x and y with the error bounds e
+and f:
 
 ==========  ====================================================================================
 function    error of the result
@@ -52,15 +52,15 @@ percentile  the range between the percentiles of x - e and x + e, for a rank wit
             neighbours, and the term added to the lower one
 ==========  ====================================================================================
 
-g(n) is the smaller of n, a bound for every order of addition (Higham 2002, section 4.2), and
-6 sqrt(n). The signs of the rounding errors of many terms are practically random, so their sum grows
-like sqrt(n) (Higham and Mary 2019). With g(n) = n, the error bound of a float32 norm of 10^6
-elements would be an eighth of the norm, and accept almost any mistake. Terms that are exactly zero
-are not counted, since adding zero causes no rounding error.
+g(n) is the smaller of n, which is a bound for every order of addition (Higham 2002, section 4.2),
+and 6 sqrt(n). The rounding errors of many terms have practically random signs, so their sum grows
+like sqrt(n) (Higham and Mary 2019). If g(n) were n, the error bound of a float32 norm of 10^6
+elements would be an eighth of the norm and would accept almost any mistake. Terms that are exactly
+zero are not counted, because adding zero causes no rounding error.
 
-A rank is exact if percent / 100 and the rank itself are representable in the type. If the rank is
-an exact integer, or both neighbours are equal, the percentile is an element and has no rounding
-error.
+A rank is exact if both percent / 100 and the rank itself are representable in the type. If the rank
+is an exact integer, or if both neighbours are equal, the percentile is an element and has no
+rounding error.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _STANDARD_DEVIATIONS = 6
 
 
 class Level(IntEnum):
-    """Levels of operands; an operation is performed at the highest level of its operands."""
+    """Levels of operands. The highest level among the operands of an operation is its level."""
 
     NUMBER = 0  # attributes and literals, which are exact and take the type of other operands
     SCALAR = 1  # results of R and T alone, shared by all tensors
@@ -116,8 +116,8 @@ class Precision:
     dtype: np.dtype[Any] | None
 
 
-#: The results that ONNX defines for reductions of an empty tensor, for which NumPy's functions may
-#: fail.
+#: The results that ONNX defines for reductions of an empty tensor. NumPy's functions may fail for
+#: it.
 OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.max: -math.inf,
     np.min: math.inf,
@@ -125,14 +125,14 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.mean: math.nan,
 }
 
-#: Precision of attributes and literals, which are converted to the type of the other operands.
-#: Errors of expressions of attributes alone are computed for float32, and are scaled when the type
-#: of the other operand is known.
+#: The precision of attributes and literals, which are converted to the type of the other operands.
+#: If an expression contains only attributes, its error is computed for float32. When the type of
+#: the other operand is known, the error is scaled.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
-#: Precision of an expression of attributes alone whose error includes the distance between both
-#: branches of an undecided choice. Errors with the precision CHOSEN must not be scaled to another
-#: type. The unit roundoff is slightly larger than that of UNTYPED, so that the coarser of the two
-#: precisions is CHOSEN.
+#: The precision of an expression of attributes alone that contains an undecided choice. Its error
+#: includes the distance between both branches, so it must not be scaled to another type. The unit
+#: roundoff is slightly larger than that of UNTYPED, so that CHOSEN is the coarser of both
+#: precisions.
 CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 
@@ -151,11 +151,11 @@ class Approximate:
 
     Attributes:
         value: the computed value; booleans for the result of a comparison.
-        error: bound on ``abs(computed - value)`` for the values computed by implementations;
-            float64, of a shape that broadcasts to the shape of ``value``. The error of a comparison
-            is positive where rounding can change the result.
+        error: a bound on ``abs(computed - value)`` for the values computed by implementations;
+            float64. Its shape broadcasts to the shape of ``value``. If the value is the result of a
+            comparison, the error is positive where rounding can change the result.
         may_cross: where rounding may change the sign of the value. An error as large as the value
-            does not imply a change of sign, because flushing to zero keeps the sign.
+            need not change the sign, because flushing to zero keeps the sign.
     """
 
     value: Any
@@ -184,16 +184,16 @@ class Elementwise(_Primitive):
     """A function of numbers that is applied element by element.
 
     Attributes:
-        inherited: function from the result's magnitude and the operands to the error due to the
-            errors of the operands; NaN or Inf without a finite bound.
-        roundings: error of the operation itself, in unit roundoffs of the result.
-        crosses: function from the result's magnitude, its total error and the operands to a mask
-            of the elements whose sign may change; by default none.
-        exact: function from the operands to a mask of the elements without a rounding error; None
+        inherited: takes the magnitude of the result and the operands, and returns the error that
+            results from the errors of the operands; NaN or Inf if this error has no finite bound.
+        roundings: the error of the operation itself, in unit roundoffs of the result.
+        crosses: takes the magnitude of the result, its total error and the operands, and returns a
+            mask of the elements whose sign may change; by default, no element.
+        exact: takes the operands and returns a mask of the elements without a rounding error; None
             if no such operands are known.
-        rough: function from the result, the precision and the operands to the error of a less
+        rough: takes the result, the precision and the operands, and returns the error of a less
             accurate algorithm for the operation; None if no such algorithm is accepted.
-        exponents: exponents of the operands, if the result is a product of powers of them.
+        exponents: the exponents of the operands, if the result is a product of their powers.
         is_sum: whether the result is a sum or difference of the operands.
     """
 
@@ -211,11 +211,11 @@ class Comparison(_Primitive):
 
 
 class Logical(_Primitive):
-    """A function of truth values; undecided where its result depends on undecided operands."""
+    """A function of truth values; undecided where the result depends on undecided operands."""
 
 
 class Choice(_Primitive):
-    """``numpy.where``: both branches are accepted where the condition is undecided."""
+    """``numpy.where``. Where the condition is undecided, both branches are accepted."""
 
 
 class MatrixProduct(_Primitive):
@@ -227,7 +227,7 @@ class Reduction(_Primitive):
     """A function of all elements of a tensor.
 
     Attributes:
-        reduce: function from the elements and the precision to the result with its error.
+        reduce: takes the elements and the precision, and returns the result with its error.
         mean: whether the result is divided by the number of elements.
         is_extreme: whether the result is one of the elements.
     """
@@ -258,15 +258,15 @@ Row = Elementwise | Comparison | Logical | Choice | Reduction | MatrixProduct | 
 class Joining(NDArrayOperatorsMixin):
     """Base class of operands that NumPy's dispatch passes to the functions of a formula.
 
-    Every NumPy function that a formula calls with an operand of this class is looked up in the
-    vocabulary. A call raises an error if the function has no row or if it has arguments other than
-    operands, such as ``axis``.
+    The vocabulary must have a row for every NumPy function that a formula calls with an operand of
+    this class. A call raises an error if there is no such row, or if the call has arguments other
+    than operands, such as ``axis``.
     """
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        # Methods are not supported, because each method has an equivalent function.
+        # Methods are not supported, because a function exists for each of them.
         raise AttributeError(f"an operand has no {name}; a formula calls functions: np.{name}(...)")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -299,7 +299,7 @@ class Joining(NDArrayOperatorsMixin):
 
 def _root_error(magnitude: Any, a: Approximate) -> Any:
     # Within the error e_a of the operand a, the root changes most from a to a - e_a. If a - e_a is
-    # not positive, both directions are considered.
+    # not positive, consider both directions.
     below = a.error / (magnitude + np.sqrt(a.magnitude - a.error))
     if np.any(a.error >= a.magnitude):
         above = np.sqrt(a.magnitude + a.error) - magnitude
@@ -310,7 +310,7 @@ def _root_error(magnitude: Any, a: Approximate) -> Any:
 
 
 def _power_error(magnitude: Any, a: Approximate, b: Approximate) -> Any:
-    # Bounds on the error of log(a) and on the error of the logarithm of the power.
+    # Bounds on the errors of log(a) and of the logarithm of the power.
     log_base = -np.log1p(-a.error / np.where(a.error == 0, 1.0, a.magnitude))
     log_power = b.magnitude * log_base
     if np.any(b.error > 0):
@@ -324,7 +324,7 @@ def _is_zero_or_one(a: Approximate) -> Any:
 
 
 def _is_exact_power(a: Approximate, b: Approximate) -> Any:
-    """Return a mask of exactly computed powers: those with bases 0, 1, -1 or exponents 0, 1."""
+    """Return a mask of exact powers, which have the bases 0, 1, -1 or the exponents 0, 1."""
     minus_one = (a.error == 0) & (b.error == 0) & (a.value == -1)
     return _is_zero_or_one(a) | _is_zero_or_one(b) | minus_one
 
@@ -335,8 +335,8 @@ def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = Fal
     Args:
         base: the bases.
         exponent: the exponents, int64.
-        highest_bit_first: whether the bits of the exponent are processed from the highest to the
-            lowest. LLVM's ``powi`` begins with the lowest bit.
+        highest_bit_first: whether the highest bit of the exponent is processed first. LLVM's
+            ``powi`` begins with the lowest bit.
     """
     count = np.abs(exponent)
     bits = range(int(np.max(count, initial=0)).bit_length())
@@ -354,10 +354,10 @@ def power_by_squaring(base: Any, exponent: Any, *, highest_bit_first: bool = Fal
 
 
 def _squaring_error(value: Any, precision: Precision, a: Approximate, b: Approximate) -> Any:
-    """Return the error of powers by repeated squaring; zero if four roundings are sufficient.
+    """Return the error of powers by repeated squaring; zero if four roundings suffice.
 
-    The error is rounded up to a whole number of unit roundoffs, so that the result is the same with
-    every wide type.
+    The error is rounded up to a whole number of unit roundoffs, so that it does not depend on the
+    wide type.
     """
     exponent = np.asarray(b.value)
     squared = (exponent == np.floor(exponent)) & (np.abs(exponent) > _POWER_ROUNDINGS + 1)
@@ -399,8 +399,8 @@ def _step_error(step: np.ufunc, _: Any, a: Approximate) -> Any:
 
 
 def _chosen_error(choose: np.ufunc, _: Any, a: Approximate, b: Approximate) -> Any:
-    # The error of a maximum or minimum is at most the larger error of the operands. The error is
-    # smaller if one operand is never chosen.
+    # The error of a maximum or minimum is at most the larger error of the operands. If one operand
+    # is never chosen, the error is smaller.
     error, largest = _moved_error(choose, a, b), np.maximum(a.error, b.error)
     return np.where(np.isnan(error), largest, np.minimum(error, largest))
 
@@ -416,7 +416,7 @@ def _with_operands(_: Any, __: Any, *operands: Approximate) -> Any:
 def _sum_crosses(
     magnitude: Any, error: Any, a: Approximate, b: Approximate, *, sign: int = 1
 ) -> Any:
-    """Return a mask of sums that may change sign by their errors, because terms nearly cancel."""
+    """Return a mask of sums whose errors may change the sign, because the terms nearly cancel."""
     close = (error >= magnitude) & (error > 0)
     if not close.any():
         return False
@@ -480,7 +480,7 @@ def product_of(a: Any, b: Any) -> Any:
 def matrix_product(a: Approximate, b: Approximate, precision: Precision) -> Approximate:
     """Return numpy.matmul of matrices or vectors, with an error bound for any order of addition.
 
-    The error of a result that is not finite is infinite.
+    If a result is not finite, its error is infinite.
     """
     value = product_of(a.value, b.value)
     errors_a, errors_b = (
@@ -501,7 +501,8 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
 
     Args:
         a: the elements.
-        errors: errors of the elements in comparisons, which may be smaller than those of ``a``.
+        errors: the errors of the elements for comparisons, which may be smaller than those of
+            ``a``.
         percent: the percentile to compute.
         precision: precision of the computation.
     """
@@ -527,8 +528,8 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
     equal_neighbours = rank == np.floor(rank) or first == second
     if not is_exact and (low != high or not equal_neighbours):
         # An implementation may compute a + (b - a) * fraction or b - (b - a) * (1 - fraction). Each
-        # term is rounded and may be larger than the result, so the largest term determines the
-        # rounding error.
+        # term is rounded and may be larger than the result. Therefore the largest term determines
+        # the rounding error.
         added = low - lows[0], high - highs[0]
         largest = max(map(abs, (low, high, high - low, *added, *lows, *highs)))
         error += _INTERPOLATION_ROUNDINGS * precision.unit_roundoff * largest
@@ -537,7 +538,7 @@ def ranked(a: Approximate, errors: Any, percent: Approximate, precision: Precisi
 
 
 def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
-    """Return the error bound of a rank (percent / 100) * (n - 1), which has two roundings."""
+    """Return the error bound of a rank (percent / 100) * (n - 1), which is rounded twice."""
     dtype = precision.dtype or np.dtype(np.float32)
     if all(dtype.type(number) == number for number in (percent.value / 100, rank)):
         return 0.0
@@ -546,7 +547,7 @@ def _rank_error(rank: Any, percent: Approximate, precision: Precision) -> float:
 
 _AND, _OR, _XOR, _NOT = map(Logical, ("And", "Or", "Xor", "Not"))
 
-#: The rows by function. In the following functions, v is the result's magnitude, and a and b are
+#: The rows by function. In the functions below, v is the magnitude of the result, and a and b are
 #: the operands.
 VOCABULARY: Mapping[Callable[..., Any], Row | Shorthand] = {
     np.add: Elementwise("Add", lambda _, a, b: a.error + b.error, 1, _sum_crosses, is_sum=True),

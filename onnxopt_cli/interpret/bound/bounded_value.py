@@ -1,9 +1,9 @@
 """The operands for the error bound: values in a wide type with bounds on their errors.
 
-The operands of a formula are :class:`Bounded`. Two further classes contain two results each:
-:class:`Either` is the result of a choice whose condition is undecided because of rounding errors,
-and :class:`Mixed` is the result of an operation on tensors of different types, which may be
-computed in either type.
+The operands of a formula are :class:`Bounded`. Two further classes hold two results each.
+:class:`Either` is the result of a choice whose condition is undecided because of rounding errors.
+:class:`Mixed` is the result of an operation on tensors of different types, which may be computed in
+either type.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class _Operand(Joining):
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
         """Apply a function to operands.
 
-        If one of the operands is an undecided choice, an elementwise function is applied to both
-        results of the choice. If the operands depend on several choices, or the function is not
-        elementwise, the error is extended to the range between both results of each choice.
+        If an operand is an undecided choice, an elementwise function is applied to both results of
+        the choice. If the operands depend on several choices, or if the function is not
+        elementwise, the error covers the range between both results of each choice.
         """
         operands = [_operand(operand) for operand in inputs]
         choices = [operand for operand in operands if isinstance(operand, Either)]
@@ -102,11 +102,11 @@ class Bounded(Approximate, _Operand):
 
     Attributes:
         precision: the coarsest type in which an implementation may compute the value.
-        doubt: the error for comparisons, which is zero where the operands are exact and the type
-            can represent the result; None if the error for comparisons equals ``error``.
-        reach: for a sum, the sum of the magnitudes of its terms; otherwise None. The reach is
-            needed for the product of a factor and a sum, because an implementation may multiply
-            each term of the sum by the factor.
+        doubt: the error for comparisons; None if it equals ``error``. It is zero where the operands
+            are exact and the type can represent the result.
+        reach: for a sum, the sum of the magnitudes of its terms; else None. An implementation may
+            multiply each term of a sum by a factor, and the error of this product depends on the
+            reach.
         factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 
@@ -129,7 +129,7 @@ class Bounded(Approximate, _Operand):
         return min(float(least), 1.0), max(float(most), 1.0)
 
     def astype(self, dtype: Any) -> Bounded:
-        """Return the operand rounded to a type, for formulas of mutants that round."""
+        """Return the operand rounded to a type, for the formulas of mutants that round."""
         return _converted(self, precision_of(np.dtype(dtype), self.precision.level))
 
     @property
@@ -147,14 +147,14 @@ class Bounded(Approximate, _Operand):
 class Mixed(_Operand):
     """The result of an operation on tensors of different types.
 
-    An implementation may compute the operation in the coarser type. However, a result that is an
-    output of the finer type, such as a double input plus another term, must have the digits of the
-    finer type.
+    An implementation may compute the operation in the coarser type. If the result is an output of
+    the finer type, however, it must have the digits of the finer type. An example is a double input
+    plus another term.
 
     Attributes:
         coarse: the result of the operation in the coarser type.
         fine: the result of the operation in the finer type, from operands computed in the coarser
-            type; it applies to outputs of the finer type.
+            type. It applies to outputs of the finer type.
     """
 
     coarse: Bounded
@@ -170,12 +170,12 @@ class Either(_Operand):
     """The two results of a choice whose condition is undecided; both results are accepted.
 
     Values between the two results are not accepted. An elementwise function of an undecided choice
-    also has two results.
+    has two results as well.
 
     Attributes:
-        first: the result with the computed condition.
-        other: the result with the condition inverted where it is undecided; equal to ``first``
-            elsewhere.
+        first: the result for the computed condition.
+        other: the result for the inverted condition where the condition is undecided; equal to
+            ``first`` elsewhere.
         condition: the condition of the choice.
     """
 
@@ -196,9 +196,9 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE
 
     Args:
         tensor: the input.
-        precision: precision of the computation. If the type of the precision is narrower than that
-            of the input, the error includes the conversion.
-        wide: type of values, wider than the type of the precision.
+        precision: the precision of the computation. If its type is narrower than that of the input,
+            the error includes the conversion.
+        wide: the type of the values, which is wider than that of the precision.
     """
     if precision.level is Level.SCALAR:
         tensor = tensor.reshape(())
@@ -219,8 +219,8 @@ def number(value: float, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
 def output(result: Any, precision: Precision) -> tuple[Bounded, ...]:
     """Return a formula's result rounded to an output's type.
 
-    The returned tuple has one result. If an undecided comparison chooses between two results, the
-    tuple has both.
+    The tuple has one result. If an undecided comparison chooses between two results, the tuple has
+    both of them.
     """
     accepted = (result.first, result.other) if isinstance(result, Either) else (_operand(result),)
     return tuple(_rounded(operand, precision) for operand in accepted)
@@ -265,8 +265,8 @@ def _operand(operand: Any) -> Any:
 def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | Mixed]) -> Any:
     """Apply a function to operands, which may include :class:`Mixed`.
 
-    In an operation with a tensor, a scalar takes the tensor's type. The type of the operation is
-    therefore determined by the operands of the highest level alone.
+    In an operation with a tensor, a scalar takes the type of the tensor. Therefore only the
+    operands of the highest level determine the type of the operation.
     """
     coarse = [operand.coarse if isinstance(operand, Mixed) else operand for operand in operands]
     if not isinstance(row, Elementwise):
@@ -299,10 +299,10 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
 
 
 def _beyond_range(result: Bounded, fine: Bounded, operands: Sequence[Bounded]) -> Bounded:
-    """Return a result with the finer type's errors where the coarser type's range is exceeded.
+    """Return a result with the errors of the finer type where the range of the coarser is exceeded.
 
     An implementation may lose digits by computing in the coarser type, but finite numbers must not
-    become infinite. For example, an implementation must not convert a double of 1e100 to float32.
+    become infinite. For example, it must not convert a double of 1e100 to float32.
 
     Args:
         result: the result in the coarser type.
@@ -376,7 +376,7 @@ def _joining(operand: Bounded, precision: Precision) -> Bounded:
 
 
 def _converted(operand: Bounded, precision: Precision) -> Bounded:
-    """Return an operand rounded to a type; an exact value stays exact if it is representable."""
+    """Return an operand rounded to a type. A representable exact value stays exact."""
     if operand.precision is UNTYPED:
         operand = _joining(operand, precision)
     rounding = precision.unit_roundoff * operand.magnitude
@@ -391,15 +391,15 @@ def _converted(operand: Bounded, precision: Precision) -> Bounded:
 
 
 def _somewhere(mask: Any) -> bool:
-    """Return whether a mask is true anywhere; faster than ``any`` for few elements."""
+    """Return whether a mask is true anywhere; for few elements, this is faster than ``any``."""
     return bool(mask if mask.ndim == 0 else np.count_nonzero(mask))
 
 
 def _in_range(value: Any, error: Any, precision: Precision, magnitude: Any) -> Any:
-    """Return errors that cover underflow and overflow in a type.
+    """Return errors that include underflow and overflow in a type.
 
-    The smallest normal number is added to the error of a value that may be subnormal, because the
-    value may be flushed to zero. The error of a value that may exceed the range is infinite.
+    If a value may be subnormal, it may be flushed to zero, so the smallest normal number is added
+    to its error. If a value may exceed the range, its error is infinite.
     """
     subnormal = magnitude - error < precision.smallest_normal
     if _somewhere(subnormal):
@@ -422,7 +422,7 @@ def _computed(
     error = row.inherited(magnitude, *operands)
     if row.roundings:
         # In a product of several factors, an implementation may first multiply two scalars in their
-        # own type, which may be coarser than the type of the tensor.
+        # own type. This type may be coarser than the type of the tensor.
         coarse = [
             operand.precision.unit_roundoff for operand in operands if operand.precision.dtype
         ]
@@ -430,8 +430,8 @@ def _computed(
         rounding = row.roundings * unit * magnitude
         if row.rough is not None:
             rounding = np.maximum(rounding, row.rough(value, precision, *operands))
-        # The rule for exact scalars does not apply to tensors: whether all their elements are exact
-        # could depend on the division into blocks.
+        # The rule for exact scalars does not apply to tensors. Whether all elements of a tensor are
+        # exact could depend on how the tensor is divided into blocks.
         is_scalar = precision.level is not Level.TENSOR and not magnitude.ndim
         if is_scalar and row.exponents and _is_exact(row, value, operands):
             rounding = np.float64(0.0)
@@ -463,8 +463,8 @@ def _is_exact(row: Elementwise, value: Any, operands: Sequence[Bounded]) -> bool
     """Return whether a product or quotient of exact scalars is representable in float32.
 
     For example, if T * decay_factor is exactly -1, then 1 + T * decay_factor is exactly zero, not a
-    small number of unknown sign. The product of two float32 numbers is exact in the wide type. A
-    quotient is exact if its product with the divisor is the dividend.
+    small number of unknown sign. A product of two float32 numbers is exact in the wide type. A
+    quotient is exact if its product with the divisor equals the dividend.
     """
     first, second = operands
     if first.error != 0 or second.error != 0:
@@ -477,7 +477,7 @@ def _is_exact(row: Elementwise, value: Any, operands: Sequence[Bounded]) -> bool
 
 
 def _known(operand: Bounded, magnitude: Any) -> Bounded:
-    """Store the often needed magnitude of an operand, and return the operand."""
+    """Store the magnitude of an operand, which is needed often, and return the operand."""
     vars(operand)["magnitude"] = magnitude
     return operand
 
@@ -487,7 +487,7 @@ def _doubt(
 ) -> Any:
     """Return the error for comparisons: zero for exact results of exact operands.
 
-    Returns None if no result is exact; comparisons then use the error of the value.
+    None if no result is exact. Comparisons then use the error of the value.
     """
     if precision.dtype is None:
         return None
@@ -507,8 +507,8 @@ def _errors_with_specials(
     """Return the errors of results, some of which are NaN or Inf.
 
     The error of NaN or Inf is zero if every evaluation has this result by the rules of IEEE
-    arithmetic. The error is infinite if the result is due to overflow, or depends on operands that
-    may be zero or have either sign.
+    arithmetic. The error is infinite if the result comes from overflow, or if it depends on
+    operands that may be zero or have either sign.
     """
     finite = np.isfinite(value)
     certain, from_nan = np.bool_(True), np.bool_(False)
@@ -532,9 +532,9 @@ def _in_any_order(
 ) -> Any:
     """Return the error of a product for any order of its factors.
 
-    A factor that is a sum may also be multiplied term by term. If some partial product may
-    overflow, the error is infinite. If some partial product may underflow, the error is increased
-    by the magnitude of the product, since the result may be zero.
+    A factor that is a sum may also be multiplied term by term. If any partial product may overflow,
+    the error is infinite. If any partial product may underflow, the result may be zero, so the
+    magnitude of the product is added to the error.
     """
     low = high = 1.0
     for factor, exponent in factors:
@@ -557,10 +557,10 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Return the error of a sum; a weighted mean may also be computed from a difference.
+    """Return the error of a sum. A weighted mean may also be computed from a difference.
 
     TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
-    and have opposite signs, the difference may overflow; the error is then infinite.
+    and have opposite signs, the difference may overflow. The error is then infinite.
     """
     terms = [
         [factor for factor in operand.factors if not _is_weight(*factor)] for operand in operands
@@ -570,8 +570,8 @@ def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: fl
         for factors, operand in zip(terms, operands, strict=True)
     ):
         return error
-    # An upper bound of the difference is checked first. The upper bound results from the largest
-    # element of each factor and the smallest element of each divisor.
+    # First check an upper bound of the difference, computed from the largest element of each factor
+    # and the smallest element of each divisor.
     bounds = (
         prod(factor.span[exponent > 0] ** exponent for factor, exponent in factors)
         for factors in terms
@@ -593,7 +593,7 @@ def _is_usual(magnitude: Any) -> Any:
 
 
 def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
-    """Compare operands; the result is undecided where they are closer than their errors."""
+    """Compare operands. The result is undecided where they are closer than their errors."""
     doubt = a.doubtful + b.doubtful
     undecided = doubt > 0
     if _somewhere(undecided):
@@ -604,7 +604,7 @@ def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
 
 
 def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
-    """Combine truth values; the result is undecided where it depends on undecided operands."""
+    """Combine truth values. The result is undecided where it depends on undecided operands."""
     value = function(*(operand.value for operand in operands))
     undecided: Any = np.bool_(False)
     for inversions in product((False, True), repeat=len(operands)):
@@ -617,7 +617,7 @@ def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
 
 
 def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Result:
-    """Apply numpy.where; the result has two branches if the condition is undecided somewhere."""
+    """Apply numpy.where. The result has two branches if the condition is undecided anywhere."""
     first = _branch(condition.value, x, y)
     undecided = condition.error > 0
     if not _somewhere(undecided):
@@ -648,7 +648,7 @@ def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
 
 
 def _reduced(row: Reduction | Percentile, elements: Bounded, *further: Bounded) -> Any:
-    """Reduce all elements to one element; for a percentile, ``further`` is the percent."""
+    """Reduce all elements to one element. For a percentile, ``further`` is the percent."""
     precision = elements.precision
     if isinstance(row, Percentile):
         (percent,) = further

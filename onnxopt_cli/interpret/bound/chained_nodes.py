@@ -1,12 +1,12 @@
 """Error bounds of chained nodes: several nodes in a model, or one node over many steps.
 
-A trajectory is a case of several steps, in which outputs of a step are inputs of the next step.
+A trajectory is a case of several steps, in which outputs of one step are inputs of the next step.
 
-The outputs of a node, and a gradient that is computed from them, have error bounds and are operands
-of the next formula. Expected values are computed in the wide type, without rounding between nodes.
-If rounding decides a choice, the error covers both branches. Averages reduce errors, and gradients
-of steep functions multiply them. Bounds never cancel, so a long trajectory with a steep gradient
-may have bounds that make its elements inconclusive.
+The outputs of a node have error bounds, and so does a gradient that is computed from them. Both are
+operands of the next formula. Expected values are computed in the wide type, without rounding
+between nodes. If rounding decides a choice, the error covers both branches. Averages reduce errors,
+and gradients of steep functions multiply them. Bounds never cancel. Large bounds
+may therefore make the elements of a long trajectory with a steep gradient inconclusive.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Derived:
     """An input, such as a gradient, that is computed from another input in each step.
 
     Attributes:
-        of: name of the other input, which has the same shape.
-        formula: the function, on arrays or on the operands of any interpretation.
+        of: the name of the other input, which has the same shape.
+        formula: the function. It accepts arrays and the operands of any interpretation.
         dtype: the element type of the computed input.
     """
 
@@ -69,16 +69,17 @@ class Trajectory:
     """The steps of a case.
 
     Attributes:
-        model: a model of one node of an operator with a formula; the inputs have the names of the
+        model: a model of one node, whose operator has a formula. The inputs have the names of the
             operator's inputs.
         count: number of steps.
-        start: inputs of the first step, without ``series`` and ``derived``.
-        feedback: maps the name of an output to the input that receives it in the next step. The
+        start: the inputs of the first step, without ``series`` and ``derived``.
+        feedback: for each output that is fed back, the input that receives it in the next step. The
             output and the input have the same dtype and shape.
         counted: inputs that increase by one in each step.
         series: inputs with a value for each step, stacked: ``[count, ...]``.
         derived: inputs that are computed from other inputs.
-        recorded: numbers of the steps whose outputs are judged, counted from 1, in ascending order.
+        recorded: the numbers of the steps whose outputs are judged, counted from 1, in ascending
+            order.
     """
 
     model: onnx.ModelProto
@@ -105,8 +106,8 @@ class Trajectory:
         """Return the inputs of a step, in the node's order.
 
         Args:
-            step: number of the step, from 1.
-            state: inputs that are outputs of the previous step.
+            step: the number of the step, counted from 1.
+            state: the inputs that are outputs of the previous step.
             operand: converts an array to an operand.
             derive: computes a derived operand.
         """
@@ -127,7 +128,7 @@ class Trajectory:
 
     @property
     def state(self) -> dict[str, Array]:
-        """The values that inputs have in the first step, and get from outputs in later steps."""
+        """The first values of the inputs that receive outputs in later steps."""
         return {name: self.start[name] for name in self.feedback.values()}
 
 
@@ -137,7 +138,7 @@ def bound_trajectory(trajectory: Trajectory, factor: float = FACTOR) -> Mapping[
 
     Args:
         trajectory: the steps.
-        factor: multiple of the error bound that is allowed, as for a single step.
+        factor: the multiple of the error bound that is allowed, as for a single step.
 
     Returns:
         The outputs by name, stacked over the recorded steps: ``[recorded, ...]``.
@@ -207,7 +208,7 @@ def _first_call(trajectory: Trajectory) -> Call[Array]:
 
 
 def _also_right(trajectory: Trajectory, first: Call[Array], divided: bool) -> list[list[AlsoRight]]:
-    """Return the NaN and infinities that the outputs of the recorded steps may also contain."""
+    """Return the NaN and infinities that are also accepted in the outputs of the recorded steps."""
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
         return _evaluated(trajectory, replace(first, operator=operator), change)
@@ -309,7 +310,8 @@ def _inexact_outputs(call: Call[InexactTensor]) -> list[InexactTensor]:
     outputs = []
     for accepted, like, first in bounded_outputs(call, InexactTensor.operand):
         bounded = covering(*accepted)
-        # The result of the formula may be a mask of integers, or a single number for a tensor.
+        # The result of the formula may be a mask of integers, or a single number that stands for a
+        # tensor.
         value = np.broadcast_to(np.asarray(bounded.value, WIDEST_TYPE), first.shape)
         outputs.append(InexactTensor(like.dtype, first.shape, replace(bounded, value=value)))
     return outputs

@@ -1,13 +1,12 @@
 """The error bound of a formula: for each element, a bound on the error of reasonable evaluations.
 
-A reasonable evaluation computes the formula in any order that introduces no additional
-cancellation, and rounds to the tensors' types or to wider types. Expressions of R and T alone may
-be computed in the type of R or of the tensors, whichever is coarser, so ``1 - beta**T`` may be the
+A reasonable evaluation computes the formula in any order without additional cancellation, and
+rounds to the types of the tensors or to wider types. Expressions of R and T alone may be computed
+in the type of R or in that of the tensors, whichever is coarser. Thus ``1 - beta**T`` may be the
 difference of 1 and a rounded power. If beta**T is close to 1, few bits of the difference are
-correct: with R in float32, beta = 0.9999 and T = 3, the relative error of the difference is 1e-4.
-With R in float32, no bound can therefore reject an implementation that rounds the power to float32
-by mistake. A case with R and the tensors in double rejects implementations that round the power to
-float32.
+correct. For example, with R in float32, beta = 0.9999 and T = 3, the relative error of the
+difference is 1e-4. If R is float32, no bound can therefore reject an implementation that rounds the
+power to float32 by mistake. A case in which R and the tensors are double can reject it.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from onnxopt_cli.operators.operator import AttributeValue, Operator
 
 T = TypeVar("T", bound=Operand)
 
-#: A function that changes an input.
+#: Takes an input and returns a changed input.
 Change = Callable[[Array], Array]
-#: NaN or an infinity, and a mask of the elements for which this value is also accepted.
+#: NaN or an infinity, and a mask of the elements at which this value is also accepted.
 AlsoRight = tuple[float, Array]
 
-#: The ratio of a derived tolerance to the error bound, by default.
+#: The default ratio of a derived tolerance to the error bound.
 FACTOR = 4.0
 
 
@@ -65,15 +64,15 @@ class DerivedOutput:
 
     Attributes:
         expected: the result of the formula in the output's dtype and shape.
-        value: the result of the formula in the wide type, before rounding.
-        error: bound on the distance of a reasonable evaluation from the value, including the
-            rounding to the output's dtype; float64. The error is zero where NaN or Inf is required,
-            and infinite where any value is accepted.
-        factor: multiple of the error that is allowed.
-        otherwise: alternative accepted values, for elements at which rounding decides a choice, or
-            at which a reformulation turns an infinite input into NaN; equal at other elements. None
-            without an alternative. The alternative may itself have an alternative. Each element of
-            each output may have its own branch of a choice.
+        value: the result of the formula in the wide type, before it is rounded.
+        error: a bound on the distance between the value and the result of a reasonable evaluation,
+            including the rounding to the output's dtype; float64. The error is zero where NaN or
+            Inf is required, and infinite where any value is accepted.
+        factor: the multiple of the error that is allowed.
+        otherwise: the alternative values; None without an alternative. They differ from the
+            expected values at elements where rounding decides a choice, or where a reformulation
+            turns an infinite input into NaN. An alternative may have another alternative. Each
+            element of each output may take its own branch of a choice.
     """
 
     expected: Array
@@ -99,7 +98,7 @@ class DerivedOutput:
         return ErrorBound(self.branch.at, self.factor)
 
     def accepting(self, also_accepted: Iterable[AlsoRight]) -> DerivedOutput:
-        """Return the output with NaN and infinities that are also accepted at some elements."""
+        """Return the output with NaN and infinities that are also accepted at given elements."""
         derived_output = self
         for special, mask in also_accepted:
             expected = np.where(mask, self.expected.dtype.type(special), self.expected)
@@ -121,12 +120,12 @@ class DerivedOutput:
 
     @property
     def inconclusive(self) -> int:
-        """Number of elements that the case cannot judge."""
+        """The number of elements that the case cannot judge."""
         return int(np.count_nonzero(self.branch.inconclusive))
 
     @property
     def divides(self) -> bool:
-        """Whether an element is infinite without overflow, as a quotient by zero is."""
+        """Whether an element is infinite without overflow, for example as a quotient by zero."""
         return bool((np.isinf(self.expected) & (self.error == 0)).any())
 
 
@@ -140,9 +139,9 @@ def bound(
 
     Args:
         call: the operator, attributes and inputs.
-        factor: multiple of the error that is allowed.
-        wide: type of the values. If ``wide`` is double, the values differ from those in the wide
-            type by less than 2^-28 of the error bound of float32.
+        factor: the multiple of the error that is allowed.
+        wide: the type of the values. If ``wide`` is double, the values differ from those in the
+            wide type by less than 2^-28 of the error bound of float32.
     """
     with np.errstate(all="ignore"):
         if (row := _concatenated(call)) is None:
@@ -156,8 +155,8 @@ def bound(
 def _concatenated(call: Call[Array]) -> Call[Array] | None:
     """Return :attr:`Call.concatenated` for several small groups, to call the formula only once.
 
-    Returns None for large tensors, and if the result could differ because the formula is not
-    elementwise, or because the groups differ in types or in attributes.
+    None for large tensors. Also None if the result could differ, because the formula is not
+    elementwise, or because the groups differ in types or attributes.
     """
     first, *further = call.groups
     if not further or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
@@ -175,11 +174,10 @@ def _concatenated(call: Call[Array]) -> Call[Array] | None:
 def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
-    The lower bound is the number of roundings that occur for all inputs, times the unit roundoff.
-    An element whose relative error is below the lower bound is within its tolerance, and its error
-    bound need not be computed. For a sum, the bound is the smaller bound of its operands plus its
-    own roundings; for a product or quotient, the bounds of both operands and its own roundings are
-    added.
+    The lower bound counts the roundings that occur for all inputs, in unit roundoffs. A sum has the
+    smaller bound of its operands, plus its own roundings. A product or quotient has the sum of the
+    bounds of both operands, plus its own roundings. An element whose relative error is below the
+    lower bound is within its tolerance, so its error bound need not be computed.
 
     Args:
         call: a call that can be computed in blocks.
@@ -193,13 +191,13 @@ def least_errors(call: Call[Any]) -> list[float]:
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     unit = min(precision_of(dtype).unit_roundoff for dtype in floats)
     # An output that is not exact is rounded once more. The bound is relative to the magnitude of
-    # the expected value, which is rounded; hence the factor 1 - unit.
+    # the expected value, which is itself rounded, hence the factor 1 - unit.
     counts = [_roundings(result) for result in formula(*operands, **attributes)]
     return [(count and count + 1) * unit * (1 - unit) for count in counts]
 
 
 class _Roundings(Joining):
-    """An operand that counts the roundings which affect its value for all inputs."""
+    """An operand that counts the roundings that affect its value for all inputs."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -249,18 +247,18 @@ def bounded_outputs(
 
     Args:
         call: the operator, attributes and inputs.
-        operand: function from an input and a precision to an operand. The precision of a tensor is
-            its own. The precision of a scalar is the coarsest precision of all inputs.
-        attribute: function from an attribute to an operand.
+        operand: takes an input and a precision, and returns an operand. For a tensor, the precision
+            is that of the tensor. For a scalar, it is the coarsest precision of all inputs.
+        attribute: takes an attribute, and returns an operand.
 
     Returns:
-        For each output in the node's order: the formula's result, rounded to the output's type by
-        :func:`~onnxopt_cli.interpret.bound.bounded_value.output`; the input with its element type;
-        and the input with its shape.
+        For each output, in the node's order: the formula's result, rounded to the output's type by
+        :func:`~onnxopt_cli.interpret.bound.bounded_value.output`; an input that has the element
+        type of the output; and an input that has the shape of the output.
     """
     floats = [array.dtype for array in call.inputs if array.dtype.kind == "f"]
     coarsest = precision_of(max(floats, key=lambda dtype: np.finfo(dtype).eps), Level.SCALAR)
-    # A scalar that is carried to an output, such as a loss in double, must keep its digits in
+    # If a scalar is carried to an output, such as a loss in double, it must keep its digits in
     # operations with float32 tensors.
     likes = call.operator.outputs.values()
     scalars = zip(call.operator.scalars, call.scalars, strict=True)
@@ -297,10 +295,10 @@ def bounded_outputs(
 def _with_larger_errors(
     accepted: Sequence[Bounded], reformulated: Sequence[Bounded]
 ) -> tuple[Bounded, ...]:
-    """Return accepted results with the larger of their errors and a reformulation's errors.
+    """Return accepted results with errors that also cover those of a reformulation.
 
-    Errors that are NaN, such as that of the root of a negative value, are ignored. Where the
-    formula divides by zero, the reformulation may subtract infinity from infinity; NaN is then
+    Errors that are NaN are ignored, for example the error of the root of a negative value. If the
+    formula divides by zero, the reformulation may subtract infinity from infinity. NaN is then
     accepted as well.
 
     Args:
@@ -318,7 +316,7 @@ def _with_larger_errors(
     ]
     becomes_nan = np.isinf(accepted[0].value) & np.isnan(reformulated[0].value)
     if becomes_nan.any():
-        # An alternative result is kept if it accepts another branch of a choice, or the NaN of an
+        # Keep an alternative result that accepts another branch of a choice, or the NaN of an
         # earlier reformulation.
         last = covered[-1]
         becomes_nan &= last.value == covered[0].value
@@ -342,22 +340,22 @@ def judged(
 def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRight]]:
     """Return NaN and infinities that are accepted in addition to the formula's results.
 
-    If V is infinite, the formula ``alpha * V + (1 - alpha) * G`` is infinite, and the equally
-    correct reformulation ``V + (1 - alpha) * (G - V)`` is NaN. Therefore, at an element that an
-    infinite input affects, NaN is also accepted if it is the result of a reformulation. If the
-    result of the formula is NaN at an affected element, an infinity is accepted if it is the result
-    of a reformulation.
+    If V is infinite, the formula ``alpha * V + (1 - alpha) * G`` is infinite, but the equally
+    correct reformulation ``V + (1 - alpha) * (G - V)`` is NaN. At an element that an infinite input
+    affects, NaN is therefore also accepted if a reformulation results in NaN. If the formula
+    results in NaN at such an element, an infinity is accepted if a reformulation results in this
+    infinity.
 
-    The sign of a zero due to cancellation depends on the evaluation: for alpha = 1,
-    ``1 - alpha**T`` is 0, and ``-expm1(T * log(alpha))`` is -0. Therefore, where the formula
-    divides by zero, the opposite infinity is accepted if it is the result of a reformulation.
+    The sign of a zero that results from cancellation depends on the evaluation. For alpha = 1, ``1
+    - alpha**T`` is 0, and ``-expm1(T * log(alpha))`` is -0. If the formula divides by zero, the
+    opposite infinity is therefore accepted if a reformulation results in it.
 
     Args:
         call: the node.
         divided: whether the formula divides by zero.
 
     Returns:
-        For each output in the node's order, pairs of NaN or an infinity and a mask of the output's
+        For each output, in the node's order, pairs of NaN or an infinity and a mask of the output's
         shape. The list is empty if no input is infinite and the formula does not divide by zero.
     """
 
@@ -379,7 +377,7 @@ def also_right_from(
     Args:
         operator: the operator with its formula and reformulations.
         inputs: all inputs on which the outputs depend.
-        outputs: function from an operator and a change of inputs to the outputs of the operator's
+        outputs: takes an operator and a change of inputs, and returns the outputs of the operator's
             formula.
         divided: whether the formula divides by zero.
     """
@@ -397,8 +395,8 @@ def also_right_from(
         return outputs(operator, change)
 
     expected = outputs(operator, lambda array: array)
-    # An infinite input affects the elements that change if all infinite inputs are replaced by NaN
-    # or by 1.
+    # An infinite input affects those elements that change if all infinite inputs are replaced by
+    # NaN or by 1.
     as_nan, as_one = instead_of_infinite(np.nan), instead_of_infinite(1.0)
     reformulated = [outputs(written, lambda array: array) for written in _written(operator)]
     accepted: list[list[AlsoRight]] = []
@@ -425,8 +423,8 @@ def _written(
 
     Args:
         operator: the operator.
-        rougher_with: values of the attributes. If values are given, only the reformulations that
-            are less accurate than the formula at these values are used.
+        rougher_with: values of the attributes. If given, only reformulations that are less accurate
+            than the formula at these values are used.
     """
     for reformulation in operator.reformulations:
         if rougher_with is not None and not reformulation.accurate:

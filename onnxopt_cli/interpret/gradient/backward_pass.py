@@ -1,7 +1,8 @@
 """The nodes of a backward pass, and the node that a rule differentiates.
 
-A model is differentiated for given inputs, so all shapes are known. The axes of sums are therefore
-constants of the backward pass, and so are the indices of elements that a node such as Gather moves.
+A model is differentiated for given inputs, so all shapes are known. Two kinds of values are
+therefore constants of the backward pass: the axes of sums, and the indices of the elements that a
+node such as Gather moves.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.operators.nodes import untyped_model
 
-#: A function from a model and its inputs to the model's outputs.
+#: Takes a model and its inputs, and returns the outputs of the model.
 Evaluate = Callable[[onnx.ModelProto, Mapping[str, Any]], Sequence[Any]]
-#: Element types that have derivatives.
+#: The element types that have derivatives.
 DIFFERENTIABLE = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
-# The first version in which ReduceSum has its axes as an input.
+# From this version on, the axes of ReduceSum are an input.
 _AXES_INPUT_VERSION = 13
 
 
 class BackwardPass:
-    """Nodes that are appended to a graph.
+    """The nodes that are appended to a graph.
 
     Args:
         opset: the version of ai.onnx.
-        free_name: function from a proposed name to a similar name that the graph does not contain.
+        free_name: takes a proposed name and returns a similar name that does not occur in the
+            graph.
 
     Attributes:
         nodes: the nodes.
@@ -69,8 +71,8 @@ class BackwardPass:
     def reshaped(self, name: str, shape: Sequence[int]) -> str:
         """Append nodes that reshape a tensor; return the name of the result."""
         if 0 in shape:
-            # Reshape interprets a zero in the shape as the input's dimension at this position.
-            # Empty tensors have no elements to keep, so the nodes expand a scalar instead.
+            # Reshape interprets a zero in the shape as the dimension of the input at this position.
+            # For an empty tensor, expand a scalar instead; no elements are lost.
             flat = self.node("Reshape", name, self.integers([-1]))
             zero = self.summed(flat, [0], keepdims=False)
             return self.expanded(zero, shape)
@@ -92,20 +94,20 @@ class BackwardPass:
 class DifferentiatedNode:
     """A node of the differentiated graph, and the gradients of its outputs.
 
-    The gradient of a tensor is the derivative of y with respect to the tensor. A gradient is given
-    by the name of the tensor that contains it.
+    The gradient of a tensor is the derivative of y with respect to the tensor. A gradient is
+    represented by the name of the tensor that contains it.
 
     Args:
         backward: the backward pass, to which rules append nodes.
         node: the node.
         values: the values of all tensors of the graph by name.
-        gradients: the gradient of each output that has one, by the output's name.
-        evaluate: function that computes a model of a single node.
+        gradients: by name, the gradient of each output that has one.
+        evaluate: computes a model of a single node.
 
     Attributes:
         backward: the backward pass.
         node: the node.
-        inputs: names of the inputs, empty for omitted ones.
+        inputs: the names of the inputs, empty for omitted inputs.
         outputs: names of the outputs.
         attributes: the attributes that the node states.
     """
@@ -184,7 +186,7 @@ class DifferentiatedNode:
         return self.like(np.zeros(self.shape(name)), name)
 
     def reduced(self, gradient: str, shape: Sequence[int], name: str) -> str:
-        """Append the gradient of an input that was broadcast: the sum over the broadcast axes.
+        """Append the gradient of an input that was broadcast: a sum over the broadcast axes.
 
         Args:
             gradient: the gradient of the input after broadcasting.
@@ -199,7 +201,7 @@ class DifferentiatedNode:
         return self.backward.reshaped(summed, own_shape)
 
     def flat_outputs(self) -> str:
-        """Append the vector of the gradients of all output elements, followed by a zero."""
+        """Append a vector of the gradients of all output elements, followed by a zero."""
         parts = []
         for output in self.outputs:
             if not self.is_differentiable(output):
@@ -215,9 +217,9 @@ class DifferentiatedNode:
         The gradient of an element is the sum of the gradients of its copies.
 
         Args:
-            gradients: the vector of the gradients of all output elements, followed by a zero.
-            sources: for each output element, the index of the input element that is copied to it;
-                negative if no element is copied.
+            gradients: a vector of the gradients of all output elements, followed by a zero.
+            sources: for each output element, the index of the input element of which it is a copy;
+                negative if it is not a copy.
             name: the input.
         """
         table = places_of(sources, prod(self.shape(name)))
@@ -240,13 +242,14 @@ def places_of(sources: Array, count: int) -> Array:
     """Return the indices of the copies of each input element.
 
     Args:
-        sources: for each output element, the index of the input element that is copied to it;
-            negative if no element is copied.
+        sources: for each output element, the index of the input element of which it is a copy;
+            negative if it is not a copy.
         count: number of input elements.
 
     Returns:
         A matrix with a row for each input element: the indices of its copies among the output
-        elements. A short row is padded with the number of output elements, which is not an index.
+        elements. Short rows are padded with the number of output elements, which is not a valid
+        index.
     """
     flat = np.asarray(sources, np.int64).reshape(-1)
     rows: list[list[int]] = [[] for _ in range(count)]

@@ -1,8 +1,8 @@
 """The rules of differentiation: gradients of a node's inputs, given the gradients of its outputs.
 
 A rule returns the name of the gradient of each input, or None for an input without a gradient. In
-the rules, ``g`` is the gradient of the output, x is the first input and y the output. The rules for
-convolution and pooling use a table of the elements in each window.
+the rules, ``g`` is the gradient of the output, x is the first input, and y is the output. The rules
+for convolution and pooling use a table of the elements in each window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxopt_cli.interpret.gradient.backward_pass import (
 Rule: TypeAlias = Callable[[DifferentiatedNode], Sequence[str | None]]
 _Unary: TypeAlias = Callable[[DifferentiatedNode, str, str, str], str]
 
-# The first version in which Softmax and LogSoftmax normalize over a single axis. Earlier versions
+# From this version on, Softmax and LogSoftmax normalize over a single axis. Earlier versions
 # normalize over the stated axis and all later axes together.
 _SINGLE_AXIS_VERSION = 13
 _MATRIX_RANK = 2
@@ -42,14 +42,14 @@ class _Windows:
     Attributes:
         x: the input.
         batch, channels: the first two dimensions of x.
-        positions: number of elements of a channel of x.
-        offsets: number of elements of a window.
-        windows: number of windows in a channel.
-        table: for each offset (row) and window (column), the index of the element in its channel;
+        positions: the number of elements in a channel of x.
+        offsets: the number of elements in a window.
+        windows: the number of windows in a channel.
+        table: for each offset (row) and window (column), the index of an element in its channel;
             ``positions`` for an element of the padding.
         inside: for each offset and window, whether the element belongs to the tensor.
         padded: for each offset and window, whether the element belongs to the tensor or its
-            padding; with ``ceil_mode``, windows may extend beyond the padding.
+            padding. With ``ceil_mode``, windows may extend beyond the padding.
     """
 
     def __init__(self, node: DifferentiatedNode, kernel: Sequence[int]) -> None:
@@ -90,7 +90,7 @@ class _Windows:
         return self.node.call("Gather", padded, backward.integers(self.table), axis=2)
 
     def scattered(self, columns: str) -> str:
-        """Append for each element the sum of its gradients in all windows that contain the element.
+        """Append, for each element, the sum of its gradients in all windows that contain it.
 
         Args:
             columns: gradients of the elements in each window, (N, C, offsets, windows).
@@ -199,7 +199,7 @@ def _unary(derivative: _Unary) -> Rule:
     """Return the rule of an elementwise operator with one input.
 
     Args:
-        derivative: function from the node, g, x and y to the gradient of x.
+        derivative: takes the node, g, x and y, and returns the gradient of x.
     """
 
     def rule(node: DifferentiatedNode) -> Sequence[str | None]:
@@ -229,9 +229,9 @@ def _exponential_unit(alpha: float, scale: float, width: str = "") -> _Unary:
     """Return the function for the gradient of Elu, Selu or Celu.
 
     Args:
-        alpha: default of the attribute alpha.
-        scale: default of the attribute gamma.
-        width: name of the attribute by which x is divided; empty for Elu and Selu.
+        alpha: the default of the attribute alpha.
+        scale: the default of the attribute gamma.
+        width: the name of the attribute by which x is divided; empty for Elu and Selu.
     """
 
     def derivative(node: DifferentiatedNode, g: str, x: str, _y: str) -> str:
@@ -355,7 +355,7 @@ def _divide(node: DifferentiatedNode) -> Sequence[str | None]:
     _, b = node.inputs
     by_dividend = node.call("Div", node.gradient, b)
     by_divisor = node.call("Neg", node.times(by_dividend, node.outputs[0]))
-    # The gradient -g a / b^2 of the divisor is computed as -(g / b) (a / b).
+    # The gradient of the divisor is -g a / b^2, computed as -(g / b) (a / b).
     return _broadcast(node, [by_dividend, by_divisor])
 
 
@@ -498,8 +498,8 @@ def _einsum(node: DifferentiatedNode) -> Sequence[str | None]:
         factors = [other for at, other in enumerate(node.inputs) if at != place]
         gradient = node.call("Einsum", node.gradient, *factors, equation=product)
         shape = node.shape(name)
-        # The forward pass sums over letters of the equation that occur only in this operand, so the
-        # gradient is constant along the axes of these letters.
+        # The forward pass sums over the letters that occur only in this operand. The gradient is
+        # therefore constant along the axes of these letters.
         sizes = [
             size if letter in kept_letters else 1 for letter, size in zip(term, shape, strict=True)
         ]
@@ -529,7 +529,7 @@ class _Reduction:
         shape: the input's shape.
         y: the output; each reduced axis is kept with length 1.
         g: the gradient of the output, with the shape of y.
-        count: the number of elements that each element of y is computed from.
+        count: the number of input elements from which each element of y is computed.
     """
 
     def __init__(self, node: DifferentiatedNode) -> None:
@@ -543,7 +543,7 @@ class _Reduction:
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs; that of x is constant along the axes.
+        """Return the gradients of the inputs if that of x is constant along the reduced axes.
 
         Args:
             name: the gradient of x, with length 1 along the reduced axes.
@@ -551,7 +551,7 @@ class _Reduction:
         return self.gradients(self.node.backward.expanded(name, self.shape))
 
     def gradients(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs, given the gradient of x; axes have no gradient."""
+        """Return the gradients of the inputs, given the gradient of x. Axes have no gradient."""
         return [name] + [None] * (len(self.node.inputs) - 1)
 
 
@@ -637,16 +637,16 @@ def _cumulative_sum(node: DifferentiatedNode) -> Sequence[str | None]:
 def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> list[str | None]:
     """Return the gradients of a node that copies elements of its inputs to its outputs.
 
-    The node is computed for inputs whose elements are numbered, which shows the elements that the
-    node copies.
+    The node is computed for inputs whose elements are numbered. The numbers in the outputs show
+    which elements the node copies.
 
     Args:
         node: the node.
-        places: positions of the inputs whose elements are copied; None for all.
+        places: the positions of the inputs whose elements are copied; None for all inputs.
     """
     chosen_places = range(len(node.inputs)) if places is None else places
     operands = [node.optional_value(place) for place in range(len(node.inputs))]
-    # The elements are numbered from 1 on, because Pad adds zeros.
+    # Number the elements from 1 on, because Pad adds zeros.
     first_numbers: dict[int, int] = {}
     number = 1
     for place in chosen_places:

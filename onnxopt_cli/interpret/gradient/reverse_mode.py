@@ -1,12 +1,12 @@
 """Replace Gradient nodes by nodes that compute the derivatives in reverse mode.
 
-The attributes of a Gradient node name tensors of its graph. The part of the graph from ``xs`` and
-``zs`` to ``y`` is the function to differentiate. The inputs of the node are the values of ``xs``
-and ``zs`` at which the function is differentiated. If y has several elements, their sum is
-differentiated.
+The attributes of a Gradient node name tensors of its graph: ``xs``, ``zs`` and ``y``. The node
+differentiates a function: the part of the graph from ``xs`` and ``zs`` to ``y``. The inputs of the
+node are the values of ``xs`` and ``zs`` at which the function is differentiated. If y has several
+elements, their sum is differentiated.
 
-Operators without a rule of differentiation are first replaced by primitive nodes. This module
-contains the primitive nodes for Gelu and for normalizations, which compute the variance as the mean
+Operators without a rule of differentiation are first replaced by primitive nodes. For Gelu and for
+normalizations, this module contains the primitive nodes. They compute the variance as the mean
 square of the difference from the mean. All other operators without a rule are replaced by the
 function bodies that ONNX publishes.
 """
@@ -66,7 +66,7 @@ def _named_tensors(node: onnx.NodeProto, attribute_name: str) -> list[str]:
         if attribute.name == attribute_name:
             is_list = attribute.type == onnx.AttributeProto.STRINGS
             names += attribute.strings if is_list else [attribute.s]
-    # The model may come from a hostile file, so invalid UTF-8 becomes the name of an unknown
+    # A hostile file may contain invalid UTF-8. Decoding turns it into the name of an unknown
     # tensor.
     return [name.decode("utf-8", "replace") for name in names]
 
@@ -81,8 +81,8 @@ class DifferentiatedGraph:
 
     Attributes:
         xs, zs, y: the names of tensors in the node's attributes.
-        substitutes: for each name in ``xs`` and ``zs``, the input of the node with the value at
-            which the function is differentiated.
+        substitutes: for each name in ``xs`` and ``zs``, the input of the node. Its value is the
+            value at which the function is differentiated.
         nodes: the nodes that compute y from these tensors, in topological order.
 
     Raises:
@@ -131,12 +131,12 @@ def node_inputs(node: onnx.NodeProto) -> list[str]:
 def nodes_before(
     names: Sequence[str], producers: Mapping[str, onnx.NodeProto], stop: Sequence[str] = ()
 ) -> list[onnx.NodeProto]:
-    """Return the nodes on which some tensors depend, in topological order.
+    """Return the nodes on which given tensors depend, in topological order.
 
     Args:
         names: the tensors.
         producers: for each computed tensor, the node that computes it.
-        stop: tensors whose own dependencies are not followed, unless they are in ``names``.
+        stop: tensors whose dependencies are not followed, unless the tensors are in ``names``.
 
     Raises:
         NodeError: if nodes depend on each other.
@@ -187,7 +187,8 @@ def _operator_body(
         node: the node.
         values: the values of its inputs.
         version: the version of ai.onnx.
-        free_name: function from a proposed name to a similar name that the graph does not contain.
+        free_name: takes a proposed name and returns a similar name that does not occur in the
+            graph.
 
     Raises:
         NodeError: if the node has no body.
@@ -346,13 +347,13 @@ def expand_gradients(
 ) -> onnx.ModelProto:
     """Return a model with primitive nodes in place of its Gradient nodes.
 
-    The result is valid only for inputs with the same shapes, the same integers, and the same
-    results of comparisons.
+    The result is valid only for inputs with the same shapes and the same integers, and only if all
+    comparisons have the same results.
 
     Args:
         model: the model; it is not changed.
         inputs: the inputs of the model.
-        evaluate: function that computes a model without Gradient nodes.
+        evaluate: computes a model without Gradient nodes.
 
     Raises:
         NodeError: if a node breaks the operator's specification, or an operator has no rule.
@@ -371,7 +372,7 @@ def expand_gradients(
 def _active_tensors(
     nodes: Sequence[onnx.NodeProto], variables: Sequence[str], values: Mapping[str, Any]
 ) -> set[str]:
-    """Return the variables, and the floating-point tensors that nodes compute from them."""
+    """Return the variables and the floating-point tensors that are computed from them."""
     active = set(variables)
     for node in nodes:
         if not active.isdisjoint(node_inputs(node)):
@@ -467,17 +468,17 @@ class _Expansion:
     def _substituted(
         self, function: DifferentiatedGraph
     ) -> tuple[list[onnx.NodeProto], str, dict[str, str]]:
-        """Return nodes that compute the function at the values that are the node's inputs.
+        """Return nodes that compute the function at the values of the Gradient node's inputs.
 
         Nodes that depend on replaced tensors are copied.
 
         Returns:
-            The nodes, the name of the tensor to differentiate, and for each name in ``xs`` the name
-            of the tensor that replaces it.
+            The nodes; the name of the tensor to differentiate; and for each name in ``xs``, the
+            name of the tensor that replaces it.
         """
         renamed: dict[str, str] = {}
-        # The value of each variable is copied to a new tensor, because the node may have the same
-        # input for several variables.
+        # Copy the value of each variable to a new tensor, because the node may have the same input
+        # for several variables.
         for name, substitute in function.substitutes.items():
             if name != substitute:
                 renamed[name] = self._names(f"{name}_substitute")
@@ -506,7 +507,7 @@ class _Expansion:
     def _with_bodies(
         self, nodes: Sequence[onnx.NodeProto], active: set[str]
     ) -> list[onnx.NodeProto]:
-        """Replace nodes without a rule by primitive nodes, in the list of nodes and in the graph.
+        """Replace nodes without a rule by primitive nodes, both in the list and in the graph.
 
         Args:
             nodes: the nodes of the function.

@@ -1,11 +1,11 @@
 """Lower one node: call its formula with symbols, which record primitive ONNX nodes.
 
-When the formula calls a NumPy function with a symbol, NumPy's dispatch passes the call to the
-symbol. The vocabulary defines the ONNX node for each NumPy function.
+If the formula calls a NumPy function with a symbol, NumPy's dispatch passes the call to the symbol.
+The vocabulary defines the ONNX node for each NumPy function.
 
-Types combine as in NumPy, with one additional rule. Integers, booleans and constants are *weak*,
-and so are expressions of weak operands alone. Weak operands are computed in double, and rounded to
-the type of another operand with which they are combined. Thus ``1 - beta**T`` is computed in
+Types combine as in NumPy, with one additional rule. Integers, booleans and constants are *weak*. An
+expression is weak if all its operands are weak. Weak operands are computed in double. If they are
+combined with another operand, they are rounded to its type. Thus ``1 - beta**T`` is computed in
 double, but its product with a float32 tensor is float32.
 """
 
@@ -45,14 +45,14 @@ def lower_call(
     """Return primitive nodes that replace the node of a call.
 
     The operators of the returned nodes have the same meaning in every opset from 13 on. Expressions
-    that several groups have in common are computed once. The docstring of this module states the
-    type of each operation; each output is rounded to its own element type. If an operand of unknown
-    shape does not broadcast to the first tensor of its group, the nodes fail at run time.
+    that several groups share are computed once. The docstring of this module states the type of
+    each operation. Each output is rounded to its own element type. If an operand of unknown shape
+    does not broadcast to the first tensor of its group, the nodes fail at run time.
 
     Args:
         call: the node's operator, attributes and tensors.
-        outputs: names of the node's outputs; empty names are skipped.
-        new_name: function from an op_type to a similar name that is unused in the model.
+        outputs: the names of the node's outputs; empty names are skipped.
+        new_name: takes an op_type and returns a similar name that does not occur in the model.
 
     Raises:
         NotImplementedError: if the formula uses a NumPy function that the vocabulary lacks.
@@ -81,13 +81,13 @@ def lower_call(
 
 
 def _shaped_like(result: Symbol, first: Symbol) -> Symbol:
-    """Record nodes that give a result the shape of its group's first tensor."""
+    """Record nodes that give a result the shape of the first tensor of its group."""
     if result.shape == first.shape and first.shape is not None and None not in first.shape:
         return result
     node = result.recorder.node
     shape = node("Shape", first, dtype=np.dtype(np.int64), shape=None)
-    # If the result does not broadcast to the shape of the first tensor, Expand yields a larger
-    # shape, and Reshape fails because the numbers of elements differ.
+    # If the result does not broadcast to the shape of the first tensor, Expand returns a larger
+    # shape. Reshape then fails, because the numbers of elements differ.
     return node("Reshape", node("Expand", result, shape), shape, shape=first.shape)
 
 
@@ -107,7 +107,7 @@ class GraphTensor:
 
 
 def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
-    """Return the tensors with a declared element type in a graph, without those of subgraphs."""
+    """Return the tensors of a graph, without its subgraphs, whose element type is declared."""
     declared: list[tuple[str, int, Shape | None]] = [
         (tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer
     ]
@@ -116,7 +116,7 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
         for sparse in graph.sparse_initializer
     ]
     for value in (*graph.value_info, *graph.output, *graph.input):
-        # If the value is not a tensor, `tensor_type` is empty and its element type is UNDEFINED.
+        # If the value is not a tensor, `tensor_type` is empty, and its element type is UNDEFINED.
         tensor_type = value.type.tensor_type
         shape = None
         if tensor_type.HasField("shape"):
@@ -129,7 +129,7 @@ def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
         declared.append((value.name, tensor_type.elem_type, shape))
     tensors = {}
     for name, elem_type, shape in declared:
-        # The element type may be UNDEFINED, or defined by a later version of ONNX.
+        # The element type may be UNDEFINED, or may come from a later version of ONNX.
         with suppress(KeyError):
             tensors[name] = GraphTensor(name, helper.tensor_dtype_to_np_dtype(elem_type), shape)
     return tensors
@@ -150,7 +150,7 @@ class Symbol(Joining):
         name: the tensor's name.
         dtype: the element type.
         shape: the shape, with None for unknown dimensions; None if the rank is unknown.
-        weak: whether the tensor is converted to the type of the other operand of an operation.
+        weak: whether an operation converts the tensor to the type of the other operand.
     """
 
     recorder: Recorder
@@ -213,20 +213,21 @@ def _record(recorder: Recorder, row: Row, operands: Sequence[Any]) -> Any:
 
 
 def _reduced(recorder: Recorder, row: Reduction, operand: Symbol) -> Any:
-    # A mean is lowered to a sum and a quotient: ONNX does not define ReduceMean of an empty tensor.
+    # Lower a mean to a sum and a quotient, because ONNX does not define ReduceMean of an empty
+    # tensor.
     op_type = "ReduceSum" if row.mean else row.node
     result = recorder.node(op_type, operand, shape=(), weak=operand.weak, keepdims=0)
     if row.mean:
         return result / recorder.node("Size", operand, dtype=_INTEGER, shape=(), weak=True)
-    # ONNX does not define a maximum or minimum of elements that include NaN.
+    # ONNX does not define the maximum or minimum of elements that include NaN.
     return result + _nan_if_any(operand) if row.is_extreme else result
 
 
 def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
     """Record a percentile, as :func:`~onnxopt_cli.operators.percentile.percentile` defines it.
 
-    The rank is computed in double. TopK does not define the order of NaN, so NaN is replaced by
-    zero for TopK, and added to the result at the end. TopK cannot return elements of an empty
+    The rank is computed in double. TopK does not define the order of NaN. NaN is therefore replaced
+    by zero for TopK, and added to the result at the end. TopK returns no element of an empty
     tensor, so an infinite element is appended first.
     """
     dtype, node = operand.dtype, recorder.node
@@ -244,8 +245,7 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
         count = node("Add", size, integers(1))
         last = node("Max", node("Sub", size, integers(1)), integers(0))
     else:
-        # All elements are sorted, because compilers may require that the number of elements to sort
-        # is constant.
+        # Sort all elements, because compilers may require a constant number of elements to sort.
         elements = math.prod(size or 0 for size in operand.shape)
         count, last = integers(elements + 1), integers(max(elements - 1, 0))
     ordered = node("TopK", padded, count, axis=0, largest=0)
@@ -266,7 +266,7 @@ def _percentile(recorder: Recorder, operand: Symbol, percent: Any) -> Symbol:
 
 
 def _nan_if_any(operand: Symbol) -> Symbol:
-    """Record a scalar that is NaN if an element is NaN, and zero otherwise."""
+    """Record a scalar that is NaN if any element is NaN, and zero otherwise."""
     recorder, dtype = operand.recorder, operand.dtype
     is_nan = recorder.node("IsNaN", operand, dtype=_BOOL)
     zero = as_dtype(recorder, 0, dtype)
@@ -297,7 +297,7 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def _dimension(sizes: Sequence[int | None]) -> int | None:
-    # If a known size is not 1, an unknown size must be this size or 1 at run time.
+    # If a known size is not 1, each unknown size must be 1 or that size at run time.
     fixed = [size for size in sizes if size not in (None, 1)]
     if fixed:
         return fixed[0]
@@ -315,12 +315,12 @@ class Recorder:
     """Records the nodes that replace one node.
 
     Args:
-        new_name: function from an op_type to a similar name that is unused in the model.
+        new_name: takes an op_type and returns a similar name that does not occur in the model.
     """
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        # The recorded nodes; the key is the serialized node without outputs. Constants are thus
+        # The recorded nodes, by the serialized node without its outputs. Constants are thus
         # compared bitwise: NaN equals NaN, and 0.0 differs from -0.0.
         self._nodes: dict[bytes, onnx.NodeProto] = {}
 
@@ -338,8 +338,8 @@ class Recorder:
         Args:
             op_type: the operator.
             inputs: the inputs.
-            dtype: type of the result; by default that of the first input.
-            shape: shape of the result, None if unknown; by default the broadcast shape.
+            dtype: the type of the result; by default, the type of the first input.
+            shape: the shape of the result, None if unknown; by default, the broadcast shape.
             weak: whether the result is weak.
             attributes: attributes of the operator.
         """
@@ -348,7 +348,7 @@ class Recorder:
         node = self._nodes.setdefault(node.SerializeToString(deterministic=True), node)
         if not node.name:
             node.name = self._new_name(op_type)
-            # TopK has a second output, the indices, which is not used.
+            # The second output of TopK, the indices, is not used.
             unused = [self._new_name("TopK_indices")] if op_type == "TopK" else []
             node.output.extend([node.name, *unused])
         if shape is ...:
@@ -361,10 +361,10 @@ class Recorder:
         return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
 
     def finish(self, outputs: Mapping[str, str]) -> list[onnx.NodeProto]:
-        """Return the recorded nodes on which outputs depend.
+        """Return the recorded nodes on which the outputs depend.
 
         Args:
-            outputs: the symbols of the outputs, by the names that the graph gives the outputs.
+            outputs: for each output name in the graph, the symbol of the output.
         """
         needed = set(outputs.values())
         nodes: list[onnx.NodeProto] = []
@@ -379,7 +379,7 @@ class Recorder:
             if recorded in computed and recorded not in renamed:
                 renamed[recorded] = name
             else:
-                # The output is an input of the node, or has the same value as another output.
+                # The output is an input of the node, or it has the same value as another output.
                 copies.append((recorded, name))
         for node in nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]

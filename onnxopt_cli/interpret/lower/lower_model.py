@@ -1,8 +1,8 @@
 """Replace the operators with a formula in a model by primitive operators.
 
-Lowering needs the element types of a node's inputs, which are known in graphs, but not in
+Lowering needs the element types of a node's inputs. These types are known in graphs, but not in
 functions. Model-local functions that contain an operator with a formula are therefore inlined
-first; other functions are left unchanged.
+first. Other functions remain unchanged.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class LoweredModel:
 
     Attributes:
         model: the model without operators with a formula.
-        replaced: name of the operator of every replaced node; a node of an inlined function is
+        replaced: for each replaced node, the name of its operator. A node of an inlined function is
             replaced once for each call of the function.
-        primitives: total number of the primitive nodes that replace these nodes.
+        primitives: the number of all primitive nodes that replace these nodes.
     """
 
     model: onnx.ModelProto
@@ -61,8 +61,7 @@ class LoweredModel:
 def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the qualified names of the operators that lowering replaces, without duplicates.
 
-    The nodes of subgraphs and of model-local functions are included, even the nodes of unused
-    functions.
+    The nodes of subgraphs and of model-local functions are included, even if a function is unused.
     """
     operators = (registry().find(node.domain, node.op_type) for node in all_nodes(model))
     return tuple(dict.fromkeys(operator.qualified_name for operator in operators if operator))
@@ -71,17 +70,17 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
 def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula in a model, its subgraphs and its functions.
 
-    Functions that contain an operator with a formula are inlined. The result imports ai.onnx. The
-    result imports the domains of replaced operators only if other nodes use them. A model without
-    operators that have a formula is copied.
+    Functions that contain an operator with a formula are inlined. The result always imports
+    ai.onnx. It imports the domain of a replaced operator only if other nodes use the domain. A
+    model in which no operator has a formula is copied.
 
     Args:
         model: a model that passes onnx's check; it is not changed.
 
     Raises:
-        NodeError: if a node breaks its operator's signature, if the element type of one of its
-            inputs cannot be inferred, if the model's opset is too old, or if its functions cannot
-            be inlined.
+        NodeError: if a node breaks its operator's signature, if the element type of an input of a
+            node cannot be inferred, if the model's opset is too old, or if its functions cannot be
+            inlined.
     """
     _refuse_training_graphs(model)
     if not formula_operators(model):
@@ -89,8 +88,8 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     lowered = _inline_formulas(model)
     _require_opset(lowered)
     sweep = _Sweep(UniqueNames(lowered))
-    # ONNX cannot infer the types of the outputs of unknown operators. Each pass lowers the nodes
-    # whose input types are known, so the next pass can infer further types.
+    # ONNX cannot infer the output types of unknown operators. Each pass lowers the nodes whose
+    # input types are known. The next pass can then infer further types.
     while True:
         before = len(sweep.replaced)
         sweep.lower_graph(lowered.graph, _inferred(lowered).graph, {})
@@ -105,12 +104,12 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
 
 @dataclass(slots=True)
 class _Sweep:
-    """State of the passes over a model, each of which lowers nodes with known input types.
+    """The state of the passes over a model. Each pass lowers the nodes whose input types are known.
 
     Attributes:
         names: creates names for new tensors.
-        replaced: name of the operator of every lowered node.
-        primitives: total number of the primitive nodes that replace these nodes.
+        replaced: for each lowered node, the name of its operator.
+        primitives: the number of all primitive nodes that replace these nodes.
         obstacle: the error about the first node that the current pass cannot lower; None if the
             pass can lower all nodes.
     """
@@ -225,7 +224,7 @@ class UniqueNames(FreeNames):
 def _texts(message: Message) -> Iterator[str]:
     """Yield all strings of a protobuf message, which include all names."""
     if isinstance(message, onnx.TensorProto):
-        # The data of a tensor are skipped, because they contain no names and may be large.
+        # Skip the data of a tensor, because they contain no names and may be large.
         yield message.name
         return
     for entry, value in message.ListFields():
@@ -234,19 +233,19 @@ def _texts(message: Message) -> Iterator[str]:
                 yield from [item] if isinstance(item, str) else _texts(item)
 
 
-#: Domain and name of a function; overloads are not distinguished.
+#: The domain and name of a function. Overloads are not distinguished.
 FunctionId: TypeAlias = tuple[str, str]
 
-# Largest number of nodes after inlining. The number of nodes grows exponentially in a chain of
-# functions that each call the next function twice.
+# The largest number of nodes after inlining. If each function of a chain calls the next function
+# twice, the number of nodes grows exponentially.
 _MAX_INLINED_NODES = 1_000_000
 
 
 def refuse_endless_functions(model: onnx.ModelProto) -> None:
-    """Reject models with endless calls of functions, because onnx's check follows every call.
+    """Reject endless or excessive function calls, because onnx's check follows each of them.
 
     Raises:
-        NodeError: if functions are recursive, or have too many nodes once inlined.
+        NodeError: if functions are recursive, or have too many nodes after inlining.
     """
     bodies = _bodies(model)
     sizes: dict[FunctionId, int] = {}
@@ -266,14 +265,14 @@ def _inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises:
         NodeError: if functions are recursive, have too many nodes, import another version of a
-            domain than the model, or have the name of an operator with a formula; or if onnx cannot
-            inline them.
+            domain than the model, or have the name of an operator with a formula. Also if onnx
+            cannot inline them.
     """
     chosen = _functions_with_formulas(_bodies(model))
     if not chosen:
         return deepcopy(model)
     refuse_endless_functions(model)
-    # onnx's inliner ignores the defaults of functions' attributes.
+    # onnx's inliner ignores the default values of functions' attributes.
     explicit = spell_out_defaults(model)
     inlined = deepcopy(explicit)
     # The inliner rejects a model if any function imports a conflicting version of a domain, so the
