@@ -39,17 +39,18 @@ class Problem:
     Attributes:
         model: the model to run, with its external data included.
         inputs: a value for every input of the graph that must be fed, in the graph's order.
-        stored: the stored outputs by name, in the graph's order; None if the case has none, and the
-            expected outputs are computed.
+        stored: the stored outputs by name, in the graph's order; None if the case has no stored
+            outputs, so that the expected outputs are computed.
         tolerance: the case's own tolerance for all outputs, or None.
-        output_tolerances: the case's own tolerances for single outputs; they take precedence.
+        output_tolerances: the case's own tolerances for single outputs; they take precedence over
+            ``tolerance``.
         must_reject: True if a correct backend must reject the model or its inputs.
         trajectory: the steps of a case with several steps. The outputs of a trajectory are the
             stacked outputs of the recorded steps. The model either computes one step, with the
             inputs of the first step, or contains a ``Loop`` over all steps.
         operator: the operator, if the model is one node of an operator with a formula.
-        call: the operator's call with the inputs (of the first step, for a trajectory);
-            None without an operator, and if the node breaks the operator's signature.
+        call: the operator's call with the inputs of the case or, for a trajectory, of the first
+            step. None without an operator, or if the node breaks the operator's signature.
     """
 
     model: onnx.ModelProto
@@ -141,8 +142,8 @@ class Case:
         tags: words that select the case.
         suite_version: the version of the suite, 2 for ``conformance@2``; empty if the suite has no
             version.
-        files: function that returns the files of the case by path. The signature of a file is empty
-            if the file is not read before the case is loaded.
+        files: function that returns the signature of each file of the case, by path. The signature
+            is empty if the file is not read before the case is loaded.
     """
 
     id: str

@@ -40,16 +40,17 @@ WIDE_TYPE = "float64"
 # The number of calls with equal values after which a formula is considered deterministic.
 _CALLS = 20
 
-# Ordinary elements, for tensors whose values a template does not state: short decimals without
-# special values. Each of the tensors X, G, V, H of a group has a row.
+# Ordinary elements for tensors whose values a template does not state. They are short decimals
+# without special values, in one row for each of the tensors X, G, V, H of a group.
 _ROWS = (
     (1.5, -0.7, 0.3, 2.25, -1.1),
     (-0.9, 0.4, 1.1, -0.35, 0.6),
     (0.2, -0.6, 0.5, 1.3, -0.15),
     (0.8, 1.7, 0.25, 0.06, 0.45),
 )
-# Ordinary values of the numeric attributes: fractions of their ranges, in the order of the
-# attributes. The fractions are distinct, lie between 0 and 1, and differ from the usual defaults.
+# Ordinary values of the numeric attributes, as fractions of the attributes' ranges, in the order of
+# the attributes. The fractions are distinct, lie between 0 and 1, and differ from the usual
+# defaults.
 _ORDINARY = (0.8, 0.7, 0.05, 0.3, 0.2)
 
 
@@ -97,8 +98,8 @@ class Author:
     def around(self, name: str, fraction: float) -> list[float]:
         """Return a value within an attribute's limits as float32, and its two float32 neighbours.
 
-        The value is between the two neighbours in the list. The neighbours do not exceed the
-        limits.
+        The list contains the lower neighbour, the value and the upper neighbour. The neighbours do
+        not exceed the limits.
         """
         middle = np.float32(self.within(name, fraction))
         ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
@@ -106,7 +107,7 @@ class Author:
         return [float(below), float(middle), float(above)]
 
     def tensor(self, name: str, group: int, shape: tuple[int, ...]) -> Array:
-        """Return ordinary doubles for a tensor, which differ between groups."""
+        """Return ordinary doubles for a tensor; the tensors of different groups differ."""
         row = np.array(_ROWS[self.operator.tensors.index(name) % len(_ROWS)])
         values = np.resize(np.roll(row, -group), shape) * (1 + group)
         return np.abs(values) if name in self.nonnegative else values
@@ -114,14 +115,14 @@ class Author:
     def drawn(
         self, name: str, shape: tuple[int, ...], dtype: str = "float32", group: int = 0
     ) -> RandomTensor:
-        """Return random elements for a tensor, which differ between groups."""
+        """Return random elements for a tensor; the tensors of different groups differ."""
         seed = 1 + self.operator.tensors.index(name) + group * len(self.operator.tensors)
         if name in self.nonnegative:
             return RandomTensor("uniform", seed, shape, np.dtype(dtype), {"low": 0.01, "high": 4.0})
         return RandomTensor("normal", seed, shape, np.dtype(dtype))
 
     def combined(self, scales: Sequence[float]) -> dict[str, Array]:
-        """Return tensors in which every combination of scales is applied to ordinary elements."""
+        """Return tensors of ordinary elements, multiplied by every combination of the scales."""
         names = self.operator.tensors
         columns = np.array([*product(scales, repeat=len(names))]).T
         return {
@@ -286,7 +287,7 @@ def unreadable(operator: Operator) -> str:
 class _AnyOperand(Joining):
     """An operand without a value.
 
-    A call of the formula with operands without values shows whether each called function is in the
+    Calling the formula with such operands shows whether each function that it calls is in the
     vocabulary.
     """
 
@@ -297,8 +298,8 @@ class _AnyOperand(Joining):
 def _unknown_function(operator: Operator) -> NotImplementedError | None:
     """Return the error about a function outside the vocabulary; None if all functions are in it.
 
-    A function outside the vocabulary that is called with plain numbers may raise an error that does
-    not name the function, for example about an axis that is out of bounds.
+    If a function outside the vocabulary is called with plain numbers, it may raise an error that
+    does not name the function, for example about an axis that is out of bounds.
     """
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     names += [attribute.name for attribute in operator.attributes]

@@ -88,13 +88,15 @@ def choose(
         filters: the filters of the command line; an empty filter selects every case.
         tell: called with each notice for the user: about a word of a pattern that matches no case,
             or the reason why all cases run although --lf was given.
-        without: further capabilities to exclude, besides the filters' own, each with the reason.
+        without: further capabilities to exclude, in addition to those in the filters, each with the
+            reason.
         failed: how to use earlier failures; None ignores them.
         required: whether at least one case must be selected.
 
     Returns:
-        The selected cases in their original order; and for each excluded capability, the number
-        of cases that need it and the reason.
+        The selected cases, in their original order unless failed cases run first. Also, for each
+        excluded capability, a text with the number of cases that need the capability, and the
+        reason.
 
     Raises:
         UsageError: if no case has a given operator or tag, a capability is unknown, or a pattern
@@ -144,7 +146,7 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed in their last run and, unless excluded, all others after them.
+    """Return the cases that failed in their last run, followed by all others unless excluded.
 
     If none of the cases failed, or a backend has no earlier run, all cases and the reason are
     returned.
@@ -202,8 +204,8 @@ class _Pattern:
     """A pattern of -k, matched against ids.
 
     A text that matches an id literally is not parsed as an expression, because ids may contain
-    parentheses or blanks. A single word is not parsed as an expression: ``and`` selects the cases
-    of the operator And.
+    parentheses or blanks. A single word is not parsed as an expression either: ``and`` selects the
+    cases of the operator And.
 
     Args:
         text: the text of the pattern.
@@ -278,7 +280,7 @@ class _Pattern:
 
 
 def _matching(pattern: str, ids: Sequence[str]) -> list[str]:
-    """Return the ids that one word matches; a complete id matches no other id."""
+    """Return the ids that a single word matches; a complete id matches only itself."""
     if pattern in ids:
         return [pattern]
     lowered = pattern.lower()
@@ -296,7 +298,7 @@ def _having(
     """Return the chosen cases that have one of the wanted words.
 
     Raises:
-        UsageError: if no case, chosen or not, has one of the words.
+        UsageError: if a word does not occur in any case, chosen or not.
     """
     pairs = [(case, words_of(case)) for case in chosen]
     existing = {word.lower(): word for _, words in pairs for word in words}

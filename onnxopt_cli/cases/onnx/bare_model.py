@@ -1,9 +1,9 @@
 """Cases of model files without test data: inputs from files or a seed, and no stored outputs.
 
-A dimension is symbolic if it has a name, is negative (as written by Paddle's exporter for an
-unknown size) or has no size. Dimensions with the same name have the same size in all inputs. For
-sizes that the user does not state, values are chosen for which onnx's shape inference finds no
-contradiction and no empty tensor.
+A dimension is symbolic if it has a name, has no size, or has a negative size, which Paddle's
+exporter writes for an unknown size. Dimensions with the same name have the same size in all inputs.
+If the user does not state a size, onnxopt chooses one such that onnx's shape inference finds
+neither a contradiction nor an empty tensor.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def require_settings_of_models(paths: Sequence[Path], settings: ModelInputs) -> 
 
     Args:
         paths: the models.
-        settings: sizes of symbols, each of which some model must have; values, which must belong to
-            the inputs of every model.
+        settings: the settings. Each symbol whose size they state must occur in at least one model,
+            and the inputs that they state must fit every model.
 
     Raises:
         UsageError: if the settings do not fit the models, or state inputs although there is no
@@ -162,7 +162,7 @@ def _values_of_file(path: Path, graph: onnx.GraphProto) -> dict[str, Value]:
 
     Raises:
         InvalidCase: if a value is missing, is not of the declared type, or belongs to no input, or
-            the values contradict each other's shapes.
+            if the shapes of the values contradict each other.
     """
     declared = fed_inputs(graph)
     values = read_inputs(path, declared) if path.is_dir() else _read_arrays(path, declared)
@@ -285,7 +285,7 @@ def _shapes(
     declared: Sequence[onnx.ValueInfoProto],
     settings: ModelInputs,
 ) -> dict[str, tuple[int, ...]]:
-    """Return a shape for each input in which every symbol is replaced with a size."""
+    """Return the shape of each input, with a size in place of each symbol."""
     symbols = {info.name: [*_sizes(info)] for info in declared}
     every = {size: None for sizes in symbols.values() for size in sizes if isinstance(size, str)}
     stated = settings.sizes

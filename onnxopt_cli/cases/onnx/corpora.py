@@ -66,7 +66,8 @@ def corpus(
         open_progress: opens a progress display while the cases are made.
 
     Returns:
-        The cases, ``<corpus>/<test>/<data set>``, and the faults of the installed files.
+        The cases, with ids such as ``<corpus>/<test>/<data set>``, and the faults of the installed
+        files.
 
     Raises:
         UsageError: if the name is unknown.
@@ -84,8 +85,7 @@ def corpus(
     return cases, problems
 
 
-# The version of the format of the cache entry, which has to be incremented whenever the format
-# changes.
+# Version of the format of the cache entry. Increment the version with every change of the format.
 _FORMAT = 4
 _ENTRY = "cases"
 _SOURCES = Path(onnx.__file__).parent / "backend" / "test" / "case" / "node"

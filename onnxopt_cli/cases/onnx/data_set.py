@@ -325,7 +325,7 @@ def _named_message(
 def _ramps(
     model: Path, declared: Iterable[ValueInfoProto], problems: list[Fault]
 ) -> dict[str, Value]:
-    """Return elements 0, 1/n, ..., (n-1)/n in each declared shape.
+    """Return the elements 0, 1/n, ..., (n-1)/n in the declared shape of each input.
 
     Unknown dimensions have size 1.
 
@@ -446,9 +446,9 @@ def directory_files(problem: Problem) -> dict[str, bytes]:
     """Return the files of a test directory by their paths within the directory.
 
     Raises:
-        UsageError: if a test directory cannot represent the case: it has no stored outputs, has
-            tolerances other than one rtol and atol, must be rejected, or has values that are not
-            of the types that the model declares.
+        UsageError: if a test directory cannot represent the case, because the case has no stored
+            outputs, has tolerances other than one rtol and atol, must be rejected, or has values
+            that are not of the types that the model declares.
     """
     if problem.stored is None:
         raise UsageError("an ONNX test directory needs the expected outputs")

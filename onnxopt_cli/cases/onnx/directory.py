@@ -35,7 +35,7 @@ from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.untrusted_files import Malformed
 from onnxopt_cli.errors import Fault
 
-# The kinds of test directories in onnx itself, whose suites are called ``onnx-<kind>``.
+# The kinds of test directories in onnx itself. Their suites are called ``onnx-<kind>``.
 _ONNX_KINDS = frozenset(
     {"node", "simple", "pytorch-operator", "pytorch-converted", "light", "real", "model"}
 )

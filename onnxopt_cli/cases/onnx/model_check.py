@@ -101,9 +101,9 @@ def _require_sound_functions(model: onnx.ModelProto) -> None:
     """Check the outputs, calls and attributes of functions, which onnx does not check.
 
     Raises:
-        NodeError: naming a function with an output that it does not compute, or with a call that
-            passes more inputs or takes more outputs than the function has; or naming a node outside
-            of functions that refers to the attribute of a function.
+        NodeError: if a function does not compute one of its outputs; if a call has more inputs or
+            outputs than the called function; or if a node outside of functions refers to the
+            attribute of a function.
     """
     for node in nodes_within(model.graph.node):
         for attribute in node.attribute:
@@ -173,8 +173,8 @@ def _require_valid(sparse: onnx.SparseTensorProto) -> None:
     """Check a sparse tensor, because onnx's full check omits sparse initializers.
 
     Raises:
-        NodeError: if the indices are not int64, out of bounds, not in ascending order, or do not
-            fit the values, or if the dense tensor would be larger than a case may be.
+        NodeError: if the indices are not int64, are out of bounds, are not in ascending order, or
+            do not fit the values; or if the dense tensor would be larger than a case may be.
     """
     values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
     shape, name = tuple(sparse.dims), printable(sparse.values.name)
@@ -225,7 +225,7 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
-    # A second derivative has the type of the first derivative, which may be declared only in an
+    # A second derivative has the type of the first derivative. That type may be declared only in an
     # earlier pass of the loop.
     for _ in gradients:
         declared = _declared_types(model)
@@ -257,7 +257,7 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
     """Clear the declared shapes of the outputs of operators with a formula.
 
     Inference assigns the shape of V to V_new. However, if V broadcasts to the shape of X, V_new has
-    the shape of X. If the shape is not declared, inference has nothing to contradict.
+    the shape of X. Without a declared shape, inference finds no contradiction.
     """
     yielded = {
         name
@@ -347,7 +347,7 @@ def is_symbol(name: str) -> bool:
 def inferred_output(
     model: onnx.ModelProto, inputs: Mapping[str, Value], name: str
 ) -> TypeProto.Tensor | None:
-    """Return the type and shape of an output that onnx infers from the inputs of a case.
+    """Return the type and shape that onnx infers for an output from the inputs of a case.
 
     Returns:
         None if onnx infers nothing, or a type other than a tensor.
@@ -362,7 +362,7 @@ def inferred_output(
 
 
 def inferred_outputs(model: onnx.ModelProto) -> dict[str, TypeProto]:
-    """Return the types of the graph's outputs that onnx infers or the graph declares.
+    """Return the types that onnx infers or the graph declares for the graph's outputs.
 
     The result is empty if onnx rejects the model.
     """

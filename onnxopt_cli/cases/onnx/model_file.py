@@ -83,7 +83,7 @@ def external_files(path: Path) -> list[Path]:
     """Return the files of external data that a model names; none if the model is unreadable."""
     try:
         data = read_regular_file(path)
-        # The key that every location of external data has. Few models contain the key, and
+        # Every location of external data has the key "location". Few models contain the key, and
         # searching for the key is fast.
         tensors = _tensors(_parse(data)) if b"location" in data else ()
     except Malformed:
@@ -192,8 +192,8 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
             negative if the tensor exceeds the limit.
 
     Raises:
-        Malformed: if the location leads out of the folder or through a link, the offset or length
-            does not match the tensor and the file.
+        Malformed: if the location leads out of the folder or through a link, or if the offset or
+            the length does not match the tensor and the file.
         TooLarge: if the model becomes too large; the data are then not read.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}

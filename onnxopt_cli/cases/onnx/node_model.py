@@ -59,7 +59,7 @@ class Wiring:
         return self.names.get(operand, operand)
 
     def fed(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the values that must be fed to the graph, with its names and in its order.
+        """Return the values that must be fed to the graph, with the graph's names and order.
 
         Args:
             values: the inputs of the node by the operator's names.
@@ -69,7 +69,7 @@ class Wiring:
         return {self.name(name): values[name] for name in names if self.name(name) not in constants}
 
     def yielded(self, values: Mapping[str, T]) -> dict[str, T]:
-        """Return the outputs of the graph, with its names and in its order.
+        """Return the outputs of the graph, with the graph's names and order.
 
         Args:
             values: the outputs of the node by the operator's names.
@@ -130,7 +130,7 @@ def node_model(
 
     Args:
         operator: the node's operator, from onnxopt or onnx.
-        version: the version of its domain that the model imports.
+        version: the version of the operator's domain that the model imports.
         inputs: the inputs of the node and of the graph, in order; None for an omitted input.
         outputs: the outputs of the node and of the graph, in order; None for an omitted output.
         attributes: the attributes of the node.
@@ -195,7 +195,7 @@ def formula_model(
     Args:
         operator: the node's operator.
         attributes: the attributes of the node; all others are omitted.
-        inputs: tensors in the operator's order that satisfy its signature.
+        inputs: tensors that satisfy the operator's signature, in the operator's order.
         graph_name: the graph's name.
         input_names: the graph's names of the inputs; by default the operator's names.
     """

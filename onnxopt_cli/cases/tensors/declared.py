@@ -83,7 +83,8 @@ def made(value: Declared) -> Any:
 def too_large(shape: tuple[int, ...]) -> str | None:
     """Return a message if a tensor of a shape would be too large, otherwise None.
 
-    Dimensions with length zero are ignored, because NumPy rejects even shapes such as (0, 2^62, 4).
+    Dimensions with length zero are ignored, because NumPy rejects even empty shapes such as (0,
+    2^62, 4).
     """
     if math.prod(max(size, 1) for size in shape) <= MAX_ELEMENTS:
         return None

@@ -62,8 +62,8 @@ _HEAD_BYTES = 1 << 16
 # set in all digits but the last.
 _FIELD = re.compile(rb"([\x80-\xff]{0,9}[\x00-\x7f])" * 2)
 
-# The kinds of values. The kinds of values in the order of the field elem_type of SequenceProto and
-# OptionalProto, which counts from 1. Names of fields begin with the kind: tensor_type,
+# The kinds of values, in the order of their numbers in the field elem_type of SequenceProto and
+# OptionalProto; the numbers begin with 1. Names of fields begin with the kind: tensor_type,
 # tensor_value, tensor_values.
 _KINDS: dict[str, type[Message] | None] = {
     "tensor": TensorProto,
@@ -113,9 +113,8 @@ def read_message(
 ) -> tuple[bytes, Array | None]:
     """Read a file that contains a message.
 
-    The raw data of a large tensor are read separately. Separate reading saves a copy of the data.
-    The file is not mapped, because reading a mapped file that another program truncates would end
-    the process.
+    The raw data of a large tensor are read separately, which saves a copy of the data. The file is
+    not mapped, because reading a mapped file that another program truncates would end the process.
 
     Returns:
         The message; and the raw data as uint8 if they have been separated from it, otherwise None.
@@ -170,8 +169,9 @@ def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
 def parse_message(data: bytes, expected: type[Message]) -> Any:
     """Parse a serialized message of the expected class.
 
-    Raises: Malformed: if the data is not a message of the expected class. If the data is a message
-        of another class, the error names the other class.
+    Raises:
+        Malformed: if the data is not a message of the expected class. If the data is a message of
+            another class, the error names the other class.
     """
     try:
         return parse_strictly(expected, data)
@@ -300,7 +300,7 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         values = _sequence_message("", list(value.values()), kind.value_type)
         return helper.make_map(name, kind.key_type, keys, values)
     if value is None:
-        # If an empty optional states its element type, onnx's reader reports a missing value.
+        # The element type is not stated, because onnx's reader would then report a missing value.
         return helper.make_optional(name, OptionalProto.UNDEFINED, None)
     element = declared.optional_type.elem_type
     return helper.make_optional(name, _number(element), _message("", value, element))
@@ -409,8 +409,8 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
     """Parse a message, and check that none of the data was ignored.
 
     Protobuf ignores unknown fields, and merges repetitions of a field that may occur only once.
-    Data of a tensor parsed as a sequence would give an empty sequence, and data of a sequence
-    parsed as an optional would give its last element.
+    Without the check, the data of a tensor, parsed as a sequence, would give an empty sequence. The
+    data of a sequence, parsed as an optional, would give the last element.
 
     Raises:
         Malformed: if the data is damaged, has unknown fields, or repeats a field that may occur
@@ -432,8 +432,8 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
     """Return a message about the first field that contradicts the descriptor; None without one."""
     numbers = set()
-    # If the data are parsed as a message without fields, they consist of unknown fields, which can
-    # be listed.
+    # If the data are parsed as a message without fields, all their fields are unknown fields, which
+    # can be listed.
     for unknown in UnknownFieldSet(Empty.FromString(data)):
         number, wire_type = unknown.field_number, unknown.wire_type
         field = descriptor.fields_by_number.get(number)
@@ -546,12 +546,12 @@ def elements(raw: bytes | Array, dtype: np.dtype[Any]) -> Array:
 
 
 def check_tensor(tensor: onnx.TensorProto) -> None:
-    """Check that a tensor's dims agree with its data, and that its type has all its elements.
+    """Check that a tensor's dims agree with its data, and that its elements are valid for its type.
 
     Raises:
-        Malformed: if the element type is unknown, a dimension is negative, the data are in several
-            fields, in a field of another type, in another file, or of the wrong size, a number is
-            out of the range of its type, or a string is not UTF-8.
+        Malformed: if the element type is unknown; if a dimension is negative; if the data are in
+            several fields, in a field of another type or in another file, or have the wrong size;
+            if a number is out of the range of its type; or if a string is not UTF-8.
     """
     storage, _, field, raw = _layout(tensor)
     if storage.name == STRING:

@@ -341,8 +341,8 @@ def rejected_case(
         output_names: the node's outputs, if the case does not state them as ``node_outputs``. The
             outputs get the element type of the last input.
         declared: the ``AttributeProto.AttributeType`` of each attribute that the operator has.
-        choice_of: returns, by the name of an input, the element type of an input that states none,
-            or the function that chooses the type.
+        choice_of: takes the name of an input that states no element type, and returns the element
+            type, or a function that chooses it.
         input_names: the inputs of a valid node in order; empty to use the order of the case.
 
     Raises:
@@ -398,7 +398,8 @@ def rejected_case(
 #: from the natural types of the bare values (``int64``, ``float32``, ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
-# The natural element type of a bare value of a file, by the value's Python type.
+# The natural element type of a bare value, which is a value without a stated type, by its Python
+# type.
 _BARE_DTYPES: dict[type, str] = {
     bool: "bool",
     int: "int64",
@@ -571,8 +572,8 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
     """Read nested lists of elements.
 
     Raises:
-        FormatError: at the first list or value that differs in length or depth from its first
-            sibling, or if the stated shape differs from the shape of the lists.
+        FormatError: at the first list or value that differs in length or depth from the first one
+            at the same depth, or if the stated shape differs from the shape of the lists.
     """
     sizes: list[int] = []
     level = [node]

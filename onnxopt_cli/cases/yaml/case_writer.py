@@ -431,7 +431,7 @@ def _digits(value: float, dtype: np.dtype[Any]) -> int:
     """Return the least number of significant digits from which a reader recovers the value."""
     max_digits = 17
     # If a type has no infinity, readers reject every number above its largest number, although some
-    # of these numbers would round to the largest. Write all digits.
+    # of these numbers would round to the largest. Therefore, all digits are written.
     if dtype_name(dtype).endswith(("fn", "fnuz", "fnu")):
         return len(repr(value).partition("e")[0].replace(".", "").strip("-0")) or 1
     with np.errstate(over="ignore", under="ignore"):

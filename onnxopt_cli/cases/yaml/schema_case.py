@@ -49,9 +49,9 @@ _TENSOR = re.compile(r"tensor\(([a-z0-9_]+)\)")
 def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredCase:
     """Read a case of an operator that onnx defines.
 
-    In a case without ``outputs``, the node has the outputs that ``node_outputs`` lists, by default
-    all that the schema requires. onnx infers the types of the outputs, or the schema determines
-    them, and the oracle computes the outputs.
+    If the case has no ``outputs``, the node has the outputs that ``node_outputs`` lists or, by
+    default, all outputs that the schema requires. onnx infers the types of these outputs, or the
+    schema determines the types. The oracle computes the values.
 
     Args:
         schema: the operator's schema.
@@ -125,7 +125,7 @@ def schema_case(schema: OpSchema, version: int, fields: CaseFields) -> DeclaredC
 
 
 def _untyped_outputs(schema: OpSchema, fields: CaseFields) -> list[onnx.ValueInfoProto | None]:
-    """Return the outputs of the node of a case without ``outputs``, declared without types.
+    """Return untyped declarations of the node's outputs, for a case without ``outputs``.
 
     None stands for an omitted output. Errors about outputs that the schema lacks, and about
     required outputs that the case does not list, are added to `fields`.
@@ -314,8 +314,8 @@ def _values(
     """Read the valid inputs or outputs; errors of invalid values are collected.
 
     A value that states its element type determines the type variable of its schema parameter, such
-    as T. If no value of a type variable states its element type, all values of the variable are
-    float32 if one of them contains a float.
+    as T. If no value of a type variable states an element type, but one of the values contains a
+    float, all values of the variable are float32.
 
     Args:
         kind: ``inputs`` or ``outputs``.

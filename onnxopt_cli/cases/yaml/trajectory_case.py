@@ -1,9 +1,9 @@
 """Cases with steps: the operator runs repeatedly, and its outputs become inputs of the next step.
 
-A case states the inputs of the first step and, under ``steps``, how some inputs change. An input is
-fed back if the operator has an output whose name is that of the input with ``_new`` (``X_new`` for
-``X``). An integer scalar counts up. All other inputs are constant, except for inputs for which
-``steps`` states a value for each step, or a gradient that is computed from X.
+A case states the inputs of the first step and, under ``steps``, how some inputs change. An input
+such as ``X`` is fed back if the operator has an output ``X_new``. An integer scalar counts up. All
+other inputs are constant, unless ``steps`` states a value for each step, or a gradient that is
+computed from X.
 
 Each case with steps runs in two ways: as a model of one step, which is run repeatedly, and as one
 model whose ``Loop`` runs all steps and stacks their outputs.
@@ -62,7 +62,8 @@ from onnxopt_cli.interpret.lower.lower_model import OLDEST_OPSET, UniqueNames
 from onnxopt_cli.operators.operator import Operator
 
 # Largest total number of elements that the steps of a case may compute, including gradients. At the
-# limit, the expected results, which are computed several times in a wide type, take minutes.
+# limit, the computation of the expected results takes minutes, because they are computed several
+# times in a wide type.
 _MAX_STEP_ELEMENTS = 100_000_000
 
 _INT64, _BOOL = DTYPES["int64"], DTYPES["bool"]
@@ -76,14 +77,15 @@ class _ChangingInputs:
         operator: the operator.
         groups: number of groups of tensors.
         start: the inputs that the case states outside ``steps``.
-        nodes: the inputs that it states under ``steps``, without those that are not allowed there.
+        nodes: the inputs that the case states under ``steps``, except those that are not allowed
+            there.
 
     Attributes:
         first: by name, the inputs of the first step: those that the case states outside ``steps``,
             and those that have been read.
         series: by name, the values of an input in all steps.
         derived: by name, functions that create the gradients that are derived in each step.
-        gradient_elements: number of elements with which one step computes these gradients.
+        gradient_elements: number of elements from which one step computes these gradients.
     """
 
     def __init__(
@@ -145,7 +147,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     changing_nodes = (steps["inputs"].fields if "inputs" in steps else None) or {}
     groups = group_count(operator, {**input_nodes, **changing_nodes})
     names = operator.input_names(groups)
-    # For each output: the positions of the inputs that have its element type and its shape.
+    # For each output: the position of the input with the same element type, and the position of the
+    # input with the same shape.
     places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
     # For each output that is the next value of an input: the name of the input (X for X_new, Z1 for
     # Z1_new).
@@ -246,7 +249,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return functions that create the problem of single steps and the loop, by the id's suffix."""
+    """Return functions that create the problem of each form, by the suffix of its id."""
 
     def step_by_step() -> Problem:
         steps = trajectory()
@@ -484,7 +487,8 @@ def _derived(
         fields: the case.
 
     Returns:
-        A function that creates the gradient, and the number of elements that it computes with.
+        A function that creates the gradient, and the number of elements from which the gradient is
+        computed.
 
     Raises:
         FormatError: if a parameter is not a tensor, or differs from X in type, or has an invalid
@@ -519,7 +523,7 @@ def _derived(
 
 
 # Gradients as functions of X, written as NumPy formulas, which all interpretations share. The
-# values of parameters can be represented in X's type, and are passed in the wide type. The error
+# parameters are passed in the wide type, but their values can be represented in X's type. The error
 # bound includes only the rounding errors of operations on X, so a result that depends on parameters
 # alone must be exact in X's type.
 
