@@ -146,7 +146,7 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed in their last run, followed by all others unless excluded.
+    """Return the cases that failed in their last run, then the others unless ``wanted.only``.
 
     If none of the cases failed, or a backend has no earlier run, all cases and the reason are
     returned.

@@ -145,7 +145,7 @@ def suite_cases(
 
     Most cases are created directly from their templates, since writing and reading a case file
     takes longer than running its cases. Only templates of refusals and trajectories are written as
-    text and read, because the reader of case files turns each into several cases.
+    text and read again, because the reader of case files builds their models.
     """
     cases: list[Case] = []
     suite = suites()[name]
@@ -274,7 +274,8 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
         name: the name of the suite.
         form: ``yaml`` or ``onnx`` directories; None for the default format of the suite.
 
-    Raises: UsageError: if the suite is unknown or has no files of the requested format.
+    Raises:
+        UsageError: if the suite is unknown or has no files of the requested format.
     """
     if name in suites():
         return onnx_files(name) if form == "onnx" else yaml_files(name)

@@ -37,7 +37,7 @@ _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
 # The largest number of names in a folder that are compared with a misspelt name.
 _MAX_NAMES = 1000
-# The similarity, from 0 to 1, with which an id is suggested instead of a similar path.
+# An id is suggested instead of a similar path if its similarity, from 0 to 1, is at least this.
 _SIMILAR_IDS = 0.8
 # The largest number of files and folders among which the file of an id is searched.
 _MAX_SEARCHED = 20_000
@@ -132,8 +132,8 @@ def collect(
         model_inputs: the inputs of model files without test data.
 
     Raises:
-        UsageError: if a target does not exist, ``model_inputs`` does not fit the models or no
-            target is a model, two different cases have the same id, or an id is reserved for
+        UsageError: if a target does not exist; if ``model_inputs`` does not fit the models, or no
+            target is a model; if two different cases have the same id; or if an id is reserved for
             results outside of cases.
         NothingSelected: if the targets contain neither a case nor a fault.
     """
@@ -225,7 +225,7 @@ def _find(
             f"{printable(target)} is a broken symbolic link",
             hint="fix the link, or name its intended target",
         )
-    # The ids of a suite's cases begin with its name.
+    # The ids of a suite's cases begin with the suite's name.
     name = target.partition("/")[0]
     if not is_suite(name) and (cases := _find_by_id(target, memory, model_inputs)):
         return cases, []

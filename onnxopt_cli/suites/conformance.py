@@ -176,8 +176,8 @@ class _ConformanceTemplates(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # Settings are assigned to successive templates in turn, so an additional template would
-        # change the settings of all later cases.
+        # The method `judged` makes a template, which takes the next setting in turn. An unnecessary
+        # template would change the settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}

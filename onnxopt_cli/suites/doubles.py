@@ -102,7 +102,7 @@ def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTem
 
 
 def _settings(author: Author) -> Iterator[CaseTemplate]:
-    """Yield doubles for values of T of all magnitudes, and with extreme attributes and rates."""
+    """Yield doubles with values of T of all magnitudes, extreme attributes, or extreme rates."""
     for count, setting in product(_COUNTS if author.operator.counts else (), author.settings):
         about = f"Doubles at T = {count}: detects arithmetic in float32 for this T."
         words = "_".join(["double_T", str(count).replace("-", "minus_"), *setting.values()])
@@ -173,7 +173,7 @@ def _beyond(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _dominant(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a large double beside floats so small that rounding them does not affect it."""
+    """Yield a large double beside floats that are too small for their rounding to affect it."""
     names = author.operator.tensors
     if len(names) == 1 or author.carried:
         return

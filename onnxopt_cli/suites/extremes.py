@@ -33,15 +33,15 @@ _FAR_COUNTS = (
 _FEW_COUNTS = (2**31, 2**33 + 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**32) + 1, -(2**63))
 #: The elements of _FEW_COUNTS for which attributes near 1 / T are also tested.
 _FEW_INVERSE = (2**33 + 1, 2**53 + 1, 2**63 - 1, -(2**32) + 1, -(2**63))
-#: Values of T that double represents exactly, including their parity, because an implementation may
-#: compute powers in double.
+#: Odd and even values of T that double represents exactly, because an implementation may compute
+#: powers in double.
 _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
 #: Suites that run in seconds use only this number of _PARITIES: one odd and one even.
 _FEW_PARITIES = 2
 #: Values of T for which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
-#: Names and values of an attribute. The last number is a magnitude of tensors for which an error of
-#: the attribute is detectable.
+#: Names and values of an attribute, each with a magnitude of tensors for which an error of the
+#: attribute is detectable.
 _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
     ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
@@ -73,8 +73,8 @@ LARGE_SINGLE_SHAPES: Shapes = (
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
 #: The product of the signs of two infinities, which have equal or opposite signs.
 _SIGNS = {"alike": 1, "unlike": -1}
-#: The last elements of a random tensor. The last elements are large, so that the sum, norm and
-#: ranks of the tensor depend on them.
+#: The last elements of a random tensor. They are large, so that the sum, norm and ranks of the
+#: tensor depend on them.
 _TAIL = (40.0, -60.0, 50.0)
 #: Number of ranks from a threshold to the largest element. The threshold separates the elements of
 #: _TAIL.
@@ -222,8 +222,8 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
     def tensors(size: float) -> dict[str, Array]:
         if not author.elementwise:
             return {name: size * author.tensor(name, 0, (4,)) for name in names}
-        # With a large attribute, small elements are detectable; with a small attribute, large
-        # elements are.
+        # An error of a large attribute is detectable with small elements, and an error of a small
+        # attribute with large elements.
         scales = (1e-30, 1.0) if size < 1 else (1.0, 1e30)
         if thorough:
             return author.combined((0.0, *scales))
@@ -332,8 +332,8 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
     Args:
         author: creates the operator's templates.
-        thorough: whether to yield all templates, or only those with attributes of 0 and, in double,
-            with T = 0.
+        thorough: whether to yield all templates. Otherwise, attributes of 1 and -1 are left out,
+            and templates in double have only T = 0.
     """
     numbers = {"zero": 0.0, "one": 1.0, "minus_one": -1.0} if thorough else {"zero": 0.0}
     for name, (word, number) in product(author.unlimited, numbers.items()):
@@ -382,7 +382,7 @@ def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
 
 
 def _infinite_pairs(author: Author) -> dict[str, Mapping[str, Array]]:
-    """Return sets of tensors, two of them infinite; the keys are the endings of case names."""
+    """Return sets of tensors with infinities in two tensors, by the endings of the case names."""
     sets: dict[str, Mapping[str, Array]] = {}
     for (first, second), (word, sign) in product(
         combinations(author.operator.tensors, 2), _SIGNS.items()

@@ -1,8 +1,8 @@
 """The suite ``gradient``: models with a node of Gradient, version 1.
 
-Each model computes y from its inputs and the derivatives of y. Most models multiply y by a weight,
-which is one of ``zs``, so that the elements of the gradient that enters the differentiated
-operators differ.
+Each model computes y and the derivatives of y. In most models, y is the product of a result and a
+weight, which is one of ``zs``. Therefore, the elements of the gradient that enters the
+differentiated operators differ.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from onnxopt_cli.interpret.gradient.reverse_mode import DOMAIN, NAME, expand_gra
 
 #: The name of the suite.
 GRADIENTS = "gradient"
-#: The version of the suite. The version has to be incremented when a case is added, removed or
-#: changed.
+#: The version of the suite. Increment the version when a case is added, removed or changed.
 VERSION = "1"
 _OPSET = 17
 # Number of decimals of the elements, which is large enough for all elements of a tensor to differ.

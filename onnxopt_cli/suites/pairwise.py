@@ -1,11 +1,11 @@
 """Case templates that cover the input space by pairs of dimensions.
 
-A dimension is an attribute, T, R, the number of tensors, or the shape, the broadcasting, the type
-or the elements of a tensor; the values of a dimension are called its levels. Most bugs occur where
-two dimensions have certain levels together, and are visible only if the other dimensions do not
-hide them. A case template therefore sets a few dimensions to extreme levels, and all other
-dimensions to their first level, which is ordinary. A random generator with a fixed seed proposes
-candidates. The candidate whose pairs of levels have been covered least is chosen.
+Attributes, T, R and the number of tensors are dimensions. The shape, the broadcasting, the type and
+the elements of a tensor are dimensions as well. The values of a dimension are called its levels.
+Most bugs occur if two dimensions have certain levels together. A bug is visible only if the other
+dimensions do not hide it. A case template therefore sets a few dimensions to extreme levels, and
+all other dimensions to their first level, which is ordinary. A random generator with a fixed seed
+proposes candidates. The candidate whose pairs of levels have been covered least is chosen.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LARGE_SHAPES: Shapes = (
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
 #: Shapes of nodes in the suite ``large`` with extremes in other dimensions, each with the number of
-#: nodes of the shape.
+#: its nodes.
 _LARGE_NODES: dict[Shapes, int] = {
     ((2**8 + 1, 2**8 - 1),): 8,
     ((2**7, 2**5 - 1, 2**5 + 3),): 4,
@@ -115,7 +115,7 @@ _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 _FEW_TENSORS = 9
 #: Share of infinite elements in literal tensors that have infinite elements.
 _INFINITE_SHARE = 0.06
-#: Share of the numbers of an attribute with limits that are at or next to an integer rank.
+#: For attributes with limits, the share of numbers that are at or next to an integer rank.
 _RANK_SHARE = 0.4
 #: The seed of the random generator that proposes candidates.
 _SEED = 20
@@ -258,7 +258,7 @@ class _Design:
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
         # Half of the nodes are without doubles, half without broadcasting, and half without
         # infinities, because some backends support no doubles, no broadcasting or no infinities. An
-        # infinite term of a sum hides all other terms, unless it is multiplied by zero.
+        # infinite term of a sum hides all other terms, unless the term is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
         # The first dimension follows from the shapes that are passed to `template`.

@@ -1,11 +1,12 @@
-"""Case templates of attributes with limits that select a rank, such as a percent of elements.
+"""Case templates of attributes that select a rank, such as a percentage of the elements.
 
-The attributes of :func:`rank_templates` select an element of a literal tensor, or a value between
-two elements. The attributes of :func:`whole_rank_templates` select integer ranks in tensors of many
-lengths. The templates of :func:`far_rank_templates` have many elements or many tensors. They avoid
-integer ranks at which the rounding of (n - 1) * percent / 100 depends on the order of operations.
-The order percent / 100 * (n - 1), which ``numpy.percentile`` uses, is also correct, but may prune
-one more element at an integer rank.
+Attributes with limits are such attributes. In :func:`rank_templates`, an attribute selects an
+element of a literal tensor, or a value between two elements. In :func:`whole_rank_templates`, an
+attribute selects integer ranks in tensors of many lengths. The templates of
+:func:`far_rank_templates` have many elements or many tensors. These templates avoid integer ranks
+at which the rounding of (n - 1) * percent / 100 depends on the order of operations. The order
+percent / 100 * (n - 1), which ``numpy.percentile`` uses, is also correct, but may prune one more
+element at an integer rank.
 """
 
 from __future__ import annotations

@@ -172,6 +172,6 @@ def _shape_refusals(
 
 
 def rejected(template: CaseTemplate, name: str, about: str, **changed: Any) -> CaseTemplate:
-    """Return a template with changed fields that a backend must reject."""
+    """Return a template that a backend must reject, with the given fields changed."""
     tags = ("conformance", "refusal")
     return replace(template, name=name, about=about, tags=tags, rejects=True, **changed)

@@ -50,8 +50,8 @@ _BRIEF_AXES_OF_ONE = ((2, 1, 1, 3), (1, 3, 2, 1), (2, 1, 2, 1), (1, 3, 1, 3))
 #: Shapes of doubles to which operands with fewer axes, or with axes of length 1, are broadcast.
 _DOUBLE_SHAPES: Shapes = ((3, 4), (2, 3, 4), (2, 1, 3), (2, 2, 3, 3))
 _LAST_COUNTS = (2**63 - 1, -(2**63))
-#: Doubles whose squares exceed float32, and for each the value of attributes that keeps the result
-#: small.
+#: Doubles whose squares exceed the range of float32, and the value of attributes that keeps the
+#: results small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
 #: In cases with NaN, values of an attribute that selects a rank, as shares of the attribute's
@@ -118,7 +118,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
 
 
 def _rates_shared(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield nodes whose rate and a tensor of some slot are the same value."""
+    """Yield nodes in which the rate and the tensor of a slot are the same value."""
     if not author.rate:
         return
     for tensor, group in product(author.operator.tensors, range(1 + thorough)):
@@ -168,7 +168,7 @@ def _together(
         name: the name of the case, or its beginning.
         about: the description of the case.
         first_shape: the shape of the first tensor.
-        narrow: the shapes of the operands for each way to broadcast, which is named by a word.
+        narrow: the shapes of the operands for each way of broadcasting, by the name of the way.
         settings: further arguments of :meth:`Author.template`.
     """
     if author.carried:
@@ -238,7 +238,7 @@ def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTempla
 
 
 def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield doubles in every slot, whose sums, differences or squares exceed float32."""
+    """Yield doubles in every slot whose sums, differences or squares float32 cannot hold."""
     names = author.operator.tensors
     for tensor, (word, size), attribute in product(
         names, _LARGE_DOUBLES.items(), (1.0, _SMALL_ATTRIBUTE)

@@ -21,8 +21,7 @@ from onnxopt_cli.cases.case_template import (
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: A number of tensors with which the order of the tensors' numbers as text differs from the numeric
-#: order.
+#: A number of tensors for which the tensors' numbers, sorted as text, are not in numeric order.
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
@@ -181,10 +180,7 @@ def shared_values(
     shapes: Shapes,
     alike: Sequence[Sequence[tuple[str, int]]],
 ) -> CaseTemplate:
-    """Return a case template.
-
-    The tensors of each list in ``alike`` are the same value.
-    """
+    """Return a case template in which the tensors of each list in ``alike`` are the same value."""
     template = author.template(name, "", shapes=shapes)
     names: dict[str, str] = {}
     inputs = dict(template.inputs)

@@ -19,7 +19,7 @@ _START = (1.5, -0.7, 0.3, 2.25)
 
 
 def published(operator: Operator) -> list[CaseTemplate]:
-    """Return the cases that an operator's documentation publishes, in their order."""
+    """Return the cases that an operator's documentation publishes, in the documentation's order."""
     return [_example(**row) for row in _rows("spec", operator)]
 
 
@@ -81,7 +81,8 @@ def _steps(
         noise: the seed of the noise.
         start: X of the first step.
         rate: R of all steps.
-        warm_up: R at the end of a linear rise over the first quarter; 0 for a constant R.
+        warm_up: R at the end of a linear rise over the first quarter of the steps; 0 for a constant
+            R.
         first: T of the first step.
         count: number of steps.
         dtype: element type of X and the states.

@@ -66,7 +66,7 @@ def corpus(
         open_progress: opens a progress display while the cases are made.
 
     Returns:
-        The cases, with ids such as ``<corpus>/<test>/<data set>``, and the faults of the installed
+        The cases, with the ids ``<corpus>/<test>/<data set>``, and the faults of the installed
         files.
 
     Raises:

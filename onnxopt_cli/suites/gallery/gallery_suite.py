@@ -26,8 +26,7 @@ from onnxopt_cli.errors import Fault
 
 #: The name of the suite.
 GALLERY = "gallery"
-#: The version of the suite. The version has to be incremented when a row is added, removed or
-#: changed.
+#: The version of the suite. Increment the version when a row is added, removed or changed.
 VERSION = "2"
 #: A value in a row: an element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
@@ -43,7 +42,8 @@ class Defect:
         name: the name of the row, unique within its runtime.
         operator: the operator.
         defect: the behaviour of the runtime, in one sentence.
-        case: id of the case that shows it; without a slash, the name of a case in ``cases.yaml``.
+        case: id of the case that shows the defect; a text without a slash names a case in
+            ``cases.yaml``.
         output: the name of the output.
         wrong: what the runtime returns.
         right: what the specification requires.
@@ -51,8 +51,8 @@ class Defect:
         upstream: the issue or pull request about the defect, or a note that none was found or
             searched for.
         found_by: the suites and searches that show the defect.
-        feature: the opset that introduced the feature which the runtime accepts and ignores; None
-            if the runtime supports the feature.
+        feature: if the runtime accepts and ignores a feature, the opset that introduced the
+            feature; otherwise None.
         varies: whether the wrong value differs between runs.
     """
 
@@ -72,7 +72,8 @@ class Defect:
     def observe(self, output: Array) -> Observation | None:
         """Return the element, shape or type of an output that ``right`` describes.
 
-        Returns: None if the output lacks the element, or if ``right`` is a text.
+        Returns:
+            None if the output lacks the element, or if ``right`` is a text.
         """
         if isinstance(self.right, Mapping):
             if "shape" in self.right:

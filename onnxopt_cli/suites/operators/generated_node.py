@@ -35,9 +35,9 @@ class GeneratedNode:
     Attributes:
         schema: the operator in one version.
         attributes: the attributes that the node has.
-        values: a value for each place of the node, None for an omitted input.
-        requested: whether each output is requested, by place; a variadic output has one entry for
-            each of its values.
+        values: the value of each input of the node, by position; None for an omitted input.
+        requested: whether each output is requested, by position; a variadic output has one entry
+            for each of its values.
     """
 
     schema: OpSchema

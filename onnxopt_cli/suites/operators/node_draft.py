@@ -101,7 +101,7 @@ class NodeDraft:
     Attributes:
         schema: the operator in one version.
         attributes: the attributes that the node has; a subgraph is a GraphProto.
-        inputs: a value for each place of the node, None for an omitted one.
+        inputs: the value of each input of the node, by position; None for an omitted input.
         outputs: whether each output is requested; by default, all outputs that are not optional.
     """
 
@@ -220,7 +220,7 @@ class NodeDraft:
 
         Args:
             rank: the number of axes.
-            end: 1 if the axis may also be the one after the last axis.
+            end: 1 if the axis may also be the position after the last axis, else 0.
         """
         return self.integer(-rank if not end else -rank - end, rank - 1 + end)
 

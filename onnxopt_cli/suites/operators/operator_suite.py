@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 #: The name of the suite.
 OPERATORS = "operators"
-#: The version of the suite. The version has to be incremented when a case is added, removed or
-#: changed.
+#: The version of the suite. Increment the version when a case is added, removed or changed.
 VERSION = "12"
 _SELECTION = "selected_seeds.json"
 

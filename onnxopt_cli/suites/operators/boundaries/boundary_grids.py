@@ -560,8 +560,7 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
 def _grouped_heads() -> Iterator[tuple[str, str, Generator]]:
     """Yield attention in which each of two heads of the keys is shared by three query heads.
 
-    If each head of the keys were shared by two query heads, an implementation that exchanges the
-    number of sharing heads and the number of heads of the keys would pass.
+    The numbers two and three differ, so that an implementation that exchanges them fails.
     """
     query = _wave((2, 6, 3, 2))
     key, value = _wave((2, 2, 4, 2)), _wave((2, 2, 4, 3), -1.0, 3.0)

@@ -37,9 +37,9 @@ def _range(shape: Shape, first: float = 1.0, step: float = 1.0) -> Array:
 def _truths(draft: NodeDraft, shape: Shape) -> Array:
     """Return Booleans in an irregular order.
 
-    For And and Or, a scalar is the operand that determines the result (False and True), and a
-    tensor of one element is the neutral operand. In other tensors, most elements of the first
-    operand are neutral, so that the result depends on the second operand.
+    For And and Or, a scalar determines the result: it is False for And, and True for Or. A tensor
+    of one element does not affect the result. In other tensors, most elements of the first operand
+    are neutral, so that the result depends on the second operand.
     """
     is_and = draft.schema.name == "And"
     if not shape:

@@ -37,7 +37,7 @@ def boundary_sums() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _rows(*numbers: float) -> Array:
-    """Return a matrix with one row for each number, in which all elements are that number."""
+    """Return a matrix with a row for each number; all elements of a row equal its number."""
     return np.repeat(np.array(numbers)[:, None], _TERMS, axis=1)
 
 
