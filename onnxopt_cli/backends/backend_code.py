@@ -8,11 +8,14 @@ programs with the same name, and the lock files. If the file is a user's own, th
 the modules in the file's folder that the file imports. Other files that a backend loads, such as
 weights and libraries, are not included.
 
-The check of file owners covers more: all files from which a specification can run code. They
-include bytecode that Python loads in place of a source file, modules in the current folder, modules
-and folders that a command runs, the environment of an interpreter, and the folders in variables
-such as ``PATH`` or ``PYTHONPATH``. Installed code that Python or ``PATH`` finds by default is not
-included.
+The check of file owners covers more: all files from which a specification can run code. They are:
+
+- the files of the snapshot, and bytecode that Python loads in place of a source file;
+- modules in the current folder, and modules and folders that a command runs;
+- the environment of an interpreter;
+- the folders in variables such as ``PATH`` or ``PYTHONPATH``.
+
+Installed code that Python or ``PATH`` finds by default is not included.
 """
 
 from __future__ import annotations

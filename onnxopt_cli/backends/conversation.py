@@ -40,8 +40,8 @@ from onnxopt_cli.errors import (
 #: Seconds between checks of the clock in an idle loop.
 TICK_SECONDS = 0.05
 
-# The number of seconds that a process has to end after it has closed its channel, so that its exit
-# code can be reported.
+# Seconds that a process has to end after it has closed its channel. The exit code can be reported
+# only if the process ends.
 _DYING_SECONDS = 1.0
 # The type in which the ioctl FIONREAD returns the number of unread bytes in a pipe.
 _INT = struct.Struct("i")

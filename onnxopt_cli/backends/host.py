@@ -284,8 +284,8 @@ _REFUSED_BY_LOWERING = "onnxopt's lowering rejects the node, so the backend did 
 _FIRST_IR_WITH_IMPORTS = 3
 # The last opset of the first IR version with imports. Few runtimes support earlier opsets.
 _MIN_OPSET = 8
-# The first opset of each IR version. The rows of the table are read from the newest to the oldest,
-# so that the oldest row of each IR version determines the value.
+# The first opset of each IR version. An IR version has several rows in the table. The oldest row is
+# read last, and determines the value.
 _FIRST_OPSETS = {row[1]: row[2] for row in reversed(helper.VERSION_TABLE)}
 
 

@@ -5,9 +5,10 @@ returns an object with ``run(inputs)``, where the inputs are a list in the graph
 optional methods ``supports_device`` and ``is_compatible`` are called if they exist. The option
 ``device`` is ``CPU`` by default.
 
-The interface of onnxopt is a function ``run(model, inputs)``, alone or in an instance, a module, or
-a class without constructor arguments; the inputs are a dict by name. Both interfaces return the
-outputs as a list or tuple in the graph's order, or as a dict by name.
+The interface of onnxopt is a function ``run(model, inputs)``, where the inputs are a dict by name.
+The function stands alone, or belongs to an instance, a module, or a class without constructor
+arguments. Both interfaces return the outputs as a list or tuple in the graph's order, or as a dict
+by name.
 
 A plugin reports a feature as unsupported with NotImplementedError, unittest.SkipTest (the base
 class of onnx's BackendIsNotSupposedToImplementIt) or :class:`onnxopt_cli.errors.Unsupported`. An

@@ -169,8 +169,8 @@ def normalise_outputs(returned: object, declared: Sequence[ValueInfoProto]) -> l
 
     Args:
         returned: a list or tuple of outputs, or a dict by name. A tensor is any value that NumPy
-            converts to an array, including nested lists and scalars; a sequence is a list or tuple;
-            an empty optional is None; a map is a dict.
+            converts to an array, including nested lists and scalars. A sequence is a list or tuple,
+            an empty optional is None, and a map is a dict.
         declared: the graph's outputs.
 
     Raises:

@@ -298,8 +298,8 @@ class _AnyOperand(Joining):
 def _unknown_function(operator: Operator) -> NotImplementedError | None:
     """Return the error about a function outside the vocabulary; None if all functions are in it.
 
-    If a function outside the vocabulary is called with plain numbers, it may raise an error that
-    does not name the function, for example about an axis that is out of bounds.
+    If a function outside the vocabulary is called with plain numbers, its error may not name the
+    function. For example, the error may be about an axis that is out of bounds.
     """
     names = [*(scalar.name for scalar in operator.scalars), *operator.tensors]
     names += [attribute.name for attribute in operator.attributes]

@@ -362,9 +362,9 @@ def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 def _special_tensors(author: Author) -> dict[str, Mapping[str, Array]]:
     """Return sets of tensors for templates; the keys are the endings of the templates' names.
 
-    If each element of an output depends on a single element of each tensor, one set of tensors has
-    all combinations of zeros, and each special value in one tensor at a time. If outputs depend on
-    several elements, each combination of a tensor and a value has its own set.
+    If each element of an output depends on a single element of each tensor, there is one set of
+    tensors. It contains all combinations of zeros, and each special value in one tensor at a time.
+    If outputs depend on several elements, each combination of a tensor and a value has its own set.
     """
     zeros = author.combined((0, 1))
     ones = {name: author.tensor(name, 0, (4,)) for name in author.operator.tensors}

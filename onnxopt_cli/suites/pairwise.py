@@ -256,9 +256,9 @@ class _Design:
             else:
                 levels = [plain[item.name], *_NUMERIC]
             node[item.name] = levels if item.required else [*levels, _LEFT_OUT]
-        # Half of the nodes are without doubles, half without broadcasting, and half without
-        # infinities, because some backends support no doubles, no broadcasting or no infinities. An
-        # infinite term of a sum hides all other terms, unless the term is multiplied by zero.
+        # Some backends do not support doubles, broadcasting or infinities. Therefore, half of the
+        # nodes have no doubles, half have no broadcasting, and half have no infinities. An infinite
+        # term of a sum hides all other terms, unless the term is multiplied by zero.
         either = dict.fromkeys(("doubles", "broadcasting", "infinity"), (False, True))
         node |= either
         # The first dimension follows from the shapes that are passed to `template`.

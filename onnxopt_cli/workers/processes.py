@@ -2,17 +2,17 @@
 
 psutil gives information about processes on every system. On Linux, however, this module itself
 reads from /proc the resources that are checked after every case, the descendants of a process, and
-its state. psutil would open four files for each process, scan all processes of the machine to find
-the children of one process, miss children that start meanwhile, and delay the start of each
-supervisor.
+its state. psutil would open four files for each process, and delay the start of each supervisor. To
+find the children of one process, psutil would scan all processes of the machine, and miss children
+that start meanwhile.
 
 **Marks.** On Linux, the runner adopts orphans of its workers. The runner may also have other
-children that it did not start, and must not kill them: a shell that executes the command with
-``exec`` leaves its children to the command, and the first process of a container adopts every
-orphan. Therefore each supervisor marks itself and its descendants with a hard resource limit that
-is lower than the limit of the runner. Children inherit the limit, a new session or environment does
-not change it, and only root may raise it. The limit on file locks serves as the mark, because Linux
-has not enforced this limit since version 2.4.
+children that it did not start, and must not kill them. For example, a shell that executes the
+command with ``exec`` leaves its children to the command, and the first process of a container
+adopts every orphan. Therefore each supervisor marks itself and its descendants with a hard resource
+limit that is lower than the limit of the runner. Children inherit the limit, a new session or
+environment does not change it, and only root may raise it. The limit on file locks serves as the
+mark, because Linux has not enforced this limit since version 2.4.
 """
 
 from __future__ import annotations

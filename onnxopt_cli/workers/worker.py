@@ -1,7 +1,8 @@
 """One worker: its process, and its state in the runner, which polls the worker and never blocks.
 
-A worker that violates the protocol, exceeds a time limit or holds too much memory is killed and
-never used again, so that late messages cannot be mistaken for the response to a later case.
+A worker is killed if it violates the protocol, exceeds a time limit or holds too much memory. The
+worker is never used again, so that late messages cannot be mistaken for the response to a later
+case.
 """
 
 from __future__ import annotations
@@ -305,10 +306,9 @@ class Worker:
             self._conversation.require_no_more()
             is_first_breach = response.failure is Outcome.PROTOCOL and self._obeyed_protocol
             if response.failure and (is_first_breach or (response.earlier and self.has_responded)):
-                # An earlier case may have caused the failure: the backend's command may have sent a
-                # second response to the earlier case, or have ended before the running case; a
-                # Python backend may have changed functions that onnxopt uses. A new worker runs the
-                # case again.
+                # An earlier case may have caused the failure. For example, the backend's command
+                # may have sent a second response to the earlier case, or a Python backend may have
+                # changed functions that onnxopt uses. Therefore, a new worker runs the case again.
                 self.state = State.IDLE
                 self.give_up(response.failure, response.message)
                 return

@@ -209,8 +209,8 @@ def _read_arrays(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict[st
 def _drawn_inputs(model: onnx.ModelProto, settings: ModelInputs, where: str) -> dict[str, Value]:
     """Draw the inputs of a model by their declared types and shapes.
 
-    Floats are normally distributed. Integers that a Gather uses as indices are valid indices;
-    integers of up to 8 bits have the whole range of their type; all other integers are 0 or 1.
+    Floats are normally distributed. Integers that a Gather uses as indices are valid indices. Other
+    integers of up to 8 bits have the whole range of their type, and all other integers are 0 or 1.
 
     Args:
         model: the model.

@@ -360,8 +360,9 @@ def read_directory_data(path: Path) -> tuple[Relative | None, str]:
     """Read a ``data.json``.
 
     Returns:
-        The tolerance, with ONNX's default for a missing rtol or atol, or None if both are missing;
-        and the URL of the model, or an empty string.
+        The tolerance, and the URL of the model. If only one of rtol and atol is missing, it has
+        ONNX's default; if both are missing, the tolerance is None. A missing URL is an empty
+        string.
 
     Raises:
         Malformed: if the file is missing, is not a JSON object, or has a tolerance that is not a
@@ -446,9 +447,9 @@ def directory_files(problem: Problem) -> dict[str, bytes]:
     """Return the files of a test directory by their paths within the directory.
 
     Raises:
-        UsageError: if a test directory cannot represent the case, because the case has no stored
-            outputs, has tolerances other than one rtol and atol, must be rejected, or has values
-            that are not of the types that the model declares.
+        UsageError: if the case has no stored outputs, has tolerances other than one rtol and atol,
+            must be rejected, or has values that are not of the types that the model declares. A
+            test directory cannot represent such a case.
     """
     if problem.stored is None:
         raise UsageError("an ONNX test directory needs the expected outputs")

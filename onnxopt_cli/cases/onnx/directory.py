@@ -60,8 +60,9 @@ def find_directories(root: Path) -> tuple[list[Case], list[Fault]]:
         root: a tree with test directories, a test directory, or one of its data sets.
 
     Returns:
-        A case for each data set, in the order of names and numbers; and the faults of directories:
-        a missing or remote model, no data sets, gaps in their numbers, unprintable names.
+        A case for each data set, in the order of names and numbers, and the faults of directories.
+        A fault is a missing or remote model, a lack of data sets, a gap in their numbers, or an
+        unprintable name.
     """
     cases: list[Case] = []
     problems: list[Fault] = []

@@ -549,9 +549,9 @@ def check_tensor(tensor: onnx.TensorProto) -> None:
     """Check that a tensor's dims agree with its data, and that its elements are valid for its type.
 
     Raises:
-        Malformed: if the element type is unknown; if a dimension is negative; if the data are in
-            several fields, in a field of another type or in another file, or have the wrong size;
-            if a number is out of the range of its type; or if a string is not UTF-8.
+        Malformed: if the tensor has an unknown element type, a negative dimension, a number out of
+            the range of its type, or a string that is not UTF-8. Also if the data have the wrong
+            size, or are in several fields, in a field of another type, or in another file.
     """
     storage, _, field, raw = _layout(tensor)
     if storage.name == STRING:

@@ -394,8 +394,9 @@ def rejected_case(
     return DeclaredCase((operator.name,), tuple(output_names), {"": make})
 
 
-#: The element type for a value that does not state its type, or a function that chooses the type
-#: from the natural types of the bare values (``int64``, ``float32``, ``bool``, ``string``).
+#: Determines the element type of a value that does not state its type. It is the type itself, or a
+#: function that chooses the type from the natural types of the bare values (``int64``, ``float32``,
+#: ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
 # The natural element type of a bare value, which is a value without a stated type, by its Python
@@ -572,8 +573,8 @@ def _literal(node: Node, shape: Node | None, dtype: np.dtype[Any]) -> DeclaredTe
     """Read nested lists of elements.
 
     Raises:
-        FormatError: at the first list or value that differs in length or depth from the first one
-            at the same depth, or if the stated shape differs from the shape of the lists.
+        FormatError: if the lists at one depth differ in length, if lists and values are mixed at
+            one depth, or if the stated shape differs from the shape of the lists.
     """
     sizes: list[int] = []
     level = [node]

@@ -264,7 +264,7 @@ def _arranged(
 
     Returns:
         For each input or output of the node, in order: the schema's parameter, and the name of the
-        value, empty if the case omits it.
+        value. The name is empty if the case omits the value.
     """
     names = fields.mapping(kind)
     valid: list[str] = []
@@ -290,9 +290,9 @@ def _arranged(
 def _variadic(name: str, names: Collection[str]) -> list[str]:
     """Return the names that a case uses for a variadic parameter.
 
-    The names are in order and without gaps. The names are ``inputs1, inputs2``, ``inputs_1,
-    inputs_2`` or plain ``inputs``; or ``data_0, data_1`` if the schema itself calls the parameter
-    ``data_0``.
+    The names are in order and without gaps: ``inputs1, inputs2``, ``inputs_1, inputs_2`` or plain
+    ``inputs``. If the schema itself calls the parameter ``data_0``, the names are ``data_0,
+    data_1``.
     """
     stem, first = (name[:-2], 0) if name.endswith("_0") else (name, 1)
     if name in names and first:

@@ -5,8 +5,8 @@ such as ``X`` is fed back if the operator has an output ``X_new``. An integer sc
 other inputs are constant, unless ``steps`` states a value for each step, or a gradient that is
 computed from X.
 
-Each case with steps runs in two ways: as a model of one step, which is run repeatedly, and as one
-model whose ``Loop`` runs all steps and stacks their outputs.
+Each case with steps has two forms. In one form, a model of one step is run repeatedly. In the other
+form, the ``Loop`` of a single model runs all steps and stacks their outputs.
 """
 
 from __future__ import annotations
@@ -549,8 +549,10 @@ def rosenbrock(X: Any, *, valley: Any, elements: Any) -> Any:
 def logistic(X: Any, *, features: Any, labels: Any) -> Any:
     """Gradient of the mean logistic loss of weights X on a data set.
 
-    ``features`` is a matrix with one row per sample and one column per element of X, ``labels`` a
-    vector of 0 and 1 (Hastie, Tibshirani, Friedman 2009, section 4.4.1).
+    ``features`` is a matrix with one row per sample and one column per element of X, and ``labels``
+    is a vector of 0 and 1.
+
+    Source: Hastie, Tibshirani, Friedman 2009, section 4.4.1.
     """
     probability = 1 / (1 + np.exp(-(features @ X)))
     return features.T @ (probability - labels) / len(labels)
@@ -562,8 +564,8 @@ class _Gradient(NamedTuple):
     Attributes:
         formula: function of X and the parameters.
         defaults: default values of optional parameters.
-        shape_error: function from the shape of X and the shapes of the parameters to the message
-            about an invalid shape, or an empty string.
+        shape_error: function that takes the shape of X and the shapes of the parameters, and
+            returns the message about an invalid shape, or an empty string.
     """
 
     formula: Callable[..., Any]

@@ -372,8 +372,9 @@ def parse_yaml(text: str) -> tuple[Node | None, list[FormatError]]:
     """Parse a file of one YAML document.
 
     Returns:
-        The document, None if the text cannot be parsed to its end; and the errors: invalid syntax,
-        anchors, aliases, tags, repeated keys, numbers out of range, excessive depth.
+        The document and its errors. The document is None if the text cannot be parsed to its end.
+        Errors are invalid syntax, anchors, aliases, tags, repeated keys, numbers out of range, and
+        excessive depth.
     """
     errors: list[FormatError] = []
     try:

@@ -70,8 +70,9 @@ def _tfidf(draft: NodeDraft) -> None:
         "pool_strings" if is_text else "pool_int64s", list(map(str, flat)) if is_text else flat
     )
     if mode != "TF" or draft.maybe():
-        # Some implementations assume that the weights are in the order of the pool, others in the
-        # order of the outputs, so the generator draws nodes in which both orders are the same.
+        # Some implementations assume that the weights are in the order of the pool, and others in
+        # the order of the outputs. Therefore, the generator draws nodes in which both orders are
+        # the same.
         draft.set("ngram_indexes", list(range(len(grams))))
         draft.set("weights", [float(np.float32(0.5 + place / 4)) for place in range(len(grams))])
     shape: Shape = (draft.integer(2, 8),)

@@ -1,8 +1,7 @@
 """Nodes with attributes that the generators never set, or always set to the same value.
 
-Examples are tables given as tensors, groups of channels, saturation of quantized floats,
-transformations of scores, probabilities, set membership in trees, padding longer than the axis,
-types of intermediate results, given output shapes, and subgraphs with several states.
+Examples are tables given as tensors, groups of channels, transformations of scores, padding longer
+than the axis, and subgraphs with several states.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Nodes in forms that random draws seldom have.
 
-Examples are scalars as either operand and as results, tensors of many axes, an optional input that
-is present after omitted inputs, subgraphs that compute their outputs in another order than the
-declared order, and sequences of empty tensors.
+Examples are scalars as either operand and as results, tensors of many axes, and sequences of empty
+tensors. In some nodes, omitted inputs precede an optional input that is present.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Nodes with combinations of attributes, optional inputs and sizes that random draws seldom have.
 
-Examples are empty tensors, scalars and axes longer than a vector register; windows that differ
-along every axis; every combination of reduction, weights and ignored targets; recurrent and
-attention nodes with all their inputs.
+Examples are empty tensors, axes longer than a vector register, windows that differ along every
+axis, and recurrent and attention nodes with all their inputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Nodes at the limits of element types and of the number of operands.
 
 Examples are the least and the largest integers of each type, conversions between types whose ranges
-differ, quantized types of 2 to 16 bits, nodes of many operands, results without elements, texts,
-and negative axes.
+differ, quantized types of 2 to 16 bits, and nodes of many operands.
 """
 
 from __future__ import annotations

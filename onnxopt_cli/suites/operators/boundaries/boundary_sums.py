@@ -1,8 +1,8 @@
 """Sums of many 16-bit numbers, whose results depend on the type in which an operator accumulates.
 
-The terms are close to 0.53. Once a sum in 16 bits exceeds 64, it loses 6 % of each term: it
-increases by 8 units in the last place of float16 instead of 8.5, or by 1 unit in the last place of
-bfloat16 instead of 1.06.
+The terms are close to 0.53. Once a sum in 16 bits exceeds 64, it loses 6 % of each term. In
+float16, the sum increases by 8 units in the last place instead of 8.5. In bfloat16, the sum
+increases by 1 unit instead of 1.06.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draws of the operators' own generators in which one choice is prescribed.
 
-Every operator gets the same kinds of draws: with each element type, with axes longer than the
+Every operator gets the same kinds of draws: draws with each element type, with axes longer than the
 blocks of vectorized and parallel loops, with a rank over 4, and with an empty batch.
 ``scripts/select_directed_draws.py`` writes the seeds of the draws. A kind of draw has no seed if it
 does not apply to the operator, if other cases already cover it, or if onnx's reference does not
