@@ -76,7 +76,7 @@ _SIGNS = {"alike": 1, "unlike": -1}
 #: The last elements of a random tensor. They are large, so that the sum, norm and ranks of the
 #: tensor depend on them.
 _TAIL = (40.0, -60.0, 50.0)
-#: Number of ranks from a threshold to the largest element. The threshold separates the elements of
+#: A threshold lies this number of ranks below the largest element, and thus between the elements of
 #: _TAIL.
 _RANKS_BELOW = 2.5
 

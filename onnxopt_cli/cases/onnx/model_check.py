@@ -145,7 +145,7 @@ def _fault(error: NodeError | OnnxRefusal) -> str:
 
 
 def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model without parts that onnx's check rejects although they are valid."""
+    """Return a copy of a model without the valid parts that onnx's check would reject."""
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     versions = imported_versions(checked)

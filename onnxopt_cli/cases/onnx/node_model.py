@@ -203,8 +203,8 @@ def formula_model(
     outputs: list[onnx.ValueInfoProto] = []
     for name, (like, base) in zip(operator.output_names(size), operator.places(size), strict=True):
         inferred, shape = inputs[like].shape, inputs[base].shape
-        # According to onnx, the output has the shape of the input `like`. A dimension in which the
-        # shape of `like` differs from the formula's result is declared as unknown, because onnx's
+        # According to onnx, the output has the shape of the input `like`. If the formula's result
+        # has another size in a dimension, the dimension is declared as unknown, because onnx's
         # check would reject the correct size.
         sizes = (
             size if size == inferred_size else None

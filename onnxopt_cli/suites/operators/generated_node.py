@@ -136,7 +136,7 @@ class GeneratedNode:
 
 
 def place_names(formals: Sequence[OpSchema.FormalParameter], count: int) -> list[str]:
-    """Return the names of a node's first inputs or outputs in the form of case files."""
+    """Return the names of the first inputs or outputs of a node, as case files write them."""
     names: list[str] = []
     for formal in formals:
         if len(names) == count:

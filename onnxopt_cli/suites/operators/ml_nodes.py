@@ -214,8 +214,8 @@ def _tree_ensemble(draft: NodeDraft) -> None:
     nodes = draft.state().permutation(count).tolist()
     free_leaves = draft.state().permutation(leaves).tolist()
     roots: list[int] = []
-    # For each node, its two branches. A branch is the number of a node and 0, or the number of a
-    # leaf and 1.
+    # The two branches of each node. A branch is a pair: the number of a node and 0, or the number
+    # of a leaf and 1.
     branches: dict[int, list[tuple[int, int]]] = {}
     for depth in depths:
         root = nodes.pop()

@@ -270,7 +270,7 @@ class NodeDraft:
         return np.asarray(self.state().randint(least, length, shape), dtype)
 
     def optional(self, make: Any, times: int = 2) -> Value:
-        """Append an optional input in about one of ``times`` calls; otherwise leave it out."""
+        """Append an optional input in about one of ``times`` calls; omit it in the other calls."""
         return self.add(make()) if self.maybe(times) else self.add(None)
 
 

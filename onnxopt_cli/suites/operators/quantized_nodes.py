@@ -18,7 +18,7 @@ _ONNX_TYPES = {"uint8": 2, "int8": 3, "uint16": 4, "int16": 5}
 
 
 def _scale_shape(draft: NodeDraft, shape: Shape) -> tuple[Shape, int | None]:
-    """Choose the shape of the scales, and the axis of the scales; None for a single scale."""
+    """Choose the shape and the axis of the scales; the axis is None for a single scale."""
     form = draft.choice(("single", "axis", "blocks"))
     if form == "single" or not draft.has("axis"):
         return (), None

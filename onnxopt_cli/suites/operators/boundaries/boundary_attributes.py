@@ -248,7 +248,7 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield maxima that are placed in a given shape with more rows than the inferred shape.
+    """Yield unpooling into a given shape that is longer than the inferred shape.
 
     The indices in the published case refer to the inferred shape, whereas the indices of ONNX
     Runtime refer to the given shape. If there is one channel, and the additional rows are at the

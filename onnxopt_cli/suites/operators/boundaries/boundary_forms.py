@@ -94,7 +94,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _default_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield transforms and blocks along the default axis and along given axes."""
+    """Yield Fourier transforms and blocks of scales along the default axis and given axes."""
     for count in (5, 6):
         for length in (None, 4, 7) if count == 5 else (None, 4):  # noqa: PLR2004 - pad once
             lengths = () if length is None else (np.array(length),)
@@ -433,7 +433,7 @@ def _volumes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _lines_and_volumes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield windows along one and three axes, with each option of windows along two axes."""
+    """Yield windows along one axis and along three axes, with each option that windows have."""
     forms: Sequence[tuple[str, tuple[int, ...], dict[str, Any]]] = (
         (
             "line",

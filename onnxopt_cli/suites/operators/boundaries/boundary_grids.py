@@ -580,7 +580,7 @@ def _packed(x: Array) -> Array:
 
 
 def _tables() -> Iterator[tuple[str, str, Generator]]:
-    """Yield texts all of whose words are stopwords, and n-grams of two numbers."""
+    """Yield texts that consist of stopwords only, and n-grams of two numbers."""
     for stem, shape in (("", (3,)), ("_row", (1, 3))):
         words = np.array(["the", "The", "THE"], object).reshape(shape)
         draw = fixed_node(words, stopwords=["the"], is_case_sensitive=0)

@@ -54,7 +54,7 @@ def _positions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _categories() -> Iterator[tuple[str, str, Generator]]:
-    """Yield categories, keys and missing values whose lower 32 bits equal those of others."""
+    """Yield categories, keys and missing values with the same lower 32 bits as other numbers."""
     keys = [*_CATEGORIES]
     x = np.array([*_CATEGORIES, _WORD + 6], np.int64)
     encoder = fixed_node(x, keys_int64s=keys, values_strings=[*_TEXTS], default_string="z")

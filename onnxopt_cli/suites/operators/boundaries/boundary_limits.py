@@ -153,8 +153,8 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
         # Numbers whose squares the type can represent.
         roots = x % (20011 if dtype == "int32" else 2**30 + 3)
         yield "ReduceSumSquare", f"products_{dtype}", fixed_node(roots, np.array([1]))
-    # The squares fit into int64. Doubles represent the squares of x, whereas float32 represents no
-    # element of x + 100.
+    # The squares fit into int64. Doubles represent the squares of x exactly. float32 represents no
+    # element of x + 100 exactly.
     x = np.array([[3_000_000_000], [-2_500_000_000]], np.int64)
     yield "ReduceSumSquare", "squares_int64", fixed_node(x, np.array([1]))
     yield "ReduceL2", "squares_int64", fixed_node(x + 100, np.array([1]))
@@ -171,7 +171,7 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _means() -> Iterator[tuple[str, str, Generator]]:
-    """Yield float16 means whose sums exceed float16, and deviations from a large mean."""
+    """Yield float16 means whose sums float16 cannot represent, and deviations from a large mean."""
     large = np.array([[[60000.0, 40000.0], [-50000.0, -30000.0]]], np.float16)
     yield "GlobalAveragePool", "large_float16", fixed_node(large)
     yield "AveragePool", "large_float16", fixed_node(large, kernel_shape=[2])
@@ -196,7 +196,7 @@ _ALSO_CAST_LIKE = (
 )
 
 
-# Pairs of integer types between which numbers wrap around.
+# Pairs of integer types; numbers of the first type wrap around in the second type.
 _WRAPPING = (
     *(("int64", "int8"), ("int64", "uint32"), ("int32", "uint8"), ("int32", "int16")),
     *(("int16", "int8"), ("int8", "uint64"), ("uint64", "int32"), ("uint32", "int32")),
@@ -272,7 +272,7 @@ _NARROW: Mapping[str, Sequence[float]] = {
 
 
 def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield an odd number of elements of narrow types, so that the last byte is partly used."""
+    """Yield an odd number of elements of narrow types, so that the last byte is not full."""
     for name, values in _NARROW.items():
         dtype = DTYPES[name]
         x = np.array(values, np.float32).astype(dtype)
@@ -321,7 +321,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
         kind = DTYPES[dtype]
         a = np.array([[1, 3], [5, 1], [2, 7]], kind)
         b = np.array([[1, 2, 1], [2, 1, 6]], kind)
-        # Each sum of products divided by the output's scale is an odd multiple of 1/2.
+        # The quotient of each sum of products and the output's scale is an odd multiple of 1/2.
         ties = (a, scale, kind.type(0), b, np.float32(0.25), kind.type(0), np.float32(0.25))
         yield "QLinearMatMul", f"both_ties_{dtype}", fixed_node(*ties, kind.type(3))
     first = np.array([[1, 9, 30], [200, 7, 100], [5, 66, 255]], np.uint8)

@@ -86,7 +86,7 @@ def _gemm(draft: NodeDraft, *, shape: Shape, transposed: int) -> None:
 
 
 def _matrix_batches(draft: NodeDraft, *, first: Shape, second: Shape) -> None:
-    """Draw batches of matrices, each of which is broadcast along another axis."""
+    """Draw two batches of matrices; each batch is broadcast along a different axis."""
     for shape, matrix in ((first, (2, 3)), (second, (3, 2))):
         values = _range((*shape, *matrix), -5.0)
         if draft.schema.name == "QLinearMatMul":
@@ -138,7 +138,7 @@ _EQUATIONS: Sequence[tuple[str, str, tuple[Shape, ...]]] = (
 
 
 def _padded_pool(draft: NodeDraft, *, dtype: str, pads: Sequence[int], kernel: int = 2) -> None:
-    """Draw negative elements beside padding, which a maximum or a mean must ignore."""
+    """Draw negative elements beside padding; a maximum or a mean must ignore the padding."""
     draft.require(draft.allowed(0, (dtype,)))
     x = -_range((1, 2, 4, 4), 1.0, 1.0)
     x = x[..., ::-1] if kernel > 2 else x  # noqa: PLR2004 - to move the maxima

@@ -79,7 +79,7 @@ def _moved(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _chosen(draft: NodeDraft, *, dtype: str) -> None:
-    """Draw an operator with two tensors that returns elements of either tensor."""
+    """Draw a node of an operator that returns elements of two tensors."""
     name = draft.schema.name
     x = _precise(draft, 1 if name == "Where" else 0, dtype)
     if name == "Where":
@@ -349,7 +349,7 @@ def _neighbors() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _smallest() -> Iterator[tuple[str, str, Generator]]:
-    """Yield searches for the limits of a type beside numbers that float32 rounds to the limits."""
+    """Yield searches for a type's limits among numbers that float32 rounds to these limits."""
     for dtype in ("int8", "int64", "uint8", "uint64"):
         info = np.iinfo(DTYPES[dtype])
         rows = [[5, info.min + 1, info.min, 0], [info.max - 1, info.max, 1, 2]]

@@ -1,4 +1,4 @@
-"""Draws of the operators' own generators in which one choice is prescribed.
+"""Nodes that the operators' own generators draw while one choice is prescribed.
 
 Every operator gets the same kinds of draws: draws with each element type, with axes longer than the
 blocks of vectorized and parallel loops, with a rank over 4, and with an empty batch.
