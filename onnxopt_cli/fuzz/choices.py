@@ -1,8 +1,8 @@
 """Draws the parts of an example: shapes, numbers, attributes.
 
-Hypothesis needs more time for a choice than a backend needs for a small tensor. The elements of a
-tensor are therefore not drawn one by one. A single choice selects either a constant for all
-elements, or the seed of short decimals, which are readable in a report.
+Hypothesis needs more time to make a choice than a backend needs to compute a small tensor.
+Therefore, a whole tensor is drawn with a single choice: either a constant for all elements, or the
+seed of random decimals. The decimals are short, so that they are readable in a report.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxopt_cli.operators.operator import (
 
 T = TypeVar("T")
 
-#: The suite, which is the first part of the ids, of cases that are written for findings.
+#: The suite of the cases that are written for findings. It is the first part of their ids.
 SUITE = "fuzz"
 #: Name of the only case in the file of a finding.
 NAME = "found"
@@ -40,8 +40,7 @@ class Source:
     Hypothesis simplifies the choices to shrink a failing example.
 
     Args:
-        draw: function that draws from a hypothesis strategy; None to always make the simplest
-            choice.
+        draw: draws a value from a hypothesis strategy. If None, the simplest choice is always made.
     """
 
     def __init__(self, draw: Callable[[Any], Any] | None = None) -> None:
@@ -83,20 +82,19 @@ SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),
 )  # fmt: skip
-#: For each item size in bytes: the exponents of the powers of ten by which elements are scaled.
-#: Most squares of scaled elements, but not all, are in the range of the type.
+#: The exponents of the powers of ten by which elements are scaled, by item size in bytes. Most
+#: squares of scaled elements are in the range of the type, but some are not.
 _POWERS = {
     4: (-6, 6, -12, 12, -18, 18, -30, 30, -40),
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# The values with which has_result() evaluates the formula: in each evaluation, all elements of all
-# tensors are one of the values.
+# has_result() evaluates the formula once for each of these values. All elements of all tensors then
+# have this value.
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
-# The style of a tensor is its seed modulo the number of styles. One style
-# scales the decimals, another style replaces some decimals with special values, and all further
-# styles use plain decimals.
+# The style of a tensor is its seed modulo _STYLES. One style scales the decimals, and another style
+# replaces some decimals by special values. All other styles use plain decimals.
 _STYLES = 6
 
 
@@ -144,8 +142,8 @@ def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
     """
     powers = 10.0 ** random.randint(-5, 1, shape)
     digits = random.randint(-999, 1000, shape) * (random.randint(0, 8, shape) > 0)
-    # The quotient of two integers is the double nearest to the decimal. Adding 0.0 turns -0.0 into
-    # 0.0.
+    # The quotient of two integers is the double that is nearest to the decimal number. Adding 0.0
+    # turns -0.0 into 0.0.
     return digits / (1 / powers) + 0.0
 
 
@@ -167,8 +165,8 @@ _SHARES = (0.5, 0.0, 1.0, 0.25, 0.8, 0.333, 0.6, 0.995, 0.01)
 _COUNTS = (
     *range(13), 20, 31, 99, 100, 1000, 12345, 2**20, 2**24 + 1, 2**31 + 5, 2**32 + 1, -1, -7,
 )  # fmt: skip
-# A rate is finite or NaN, because with an infinite rate and a zero, the result depends on the order
-# of operations.
+# A rate is finite or NaN. If an infinite rate is combined with a zero, the result depends on the
+# order of operations.
 _RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
 
 # Ranks of scalars: a tensor with one element is a valid scalar for any rank.
@@ -208,8 +206,8 @@ def has_result(
 ) -> bool:
     """Return whether the formula has finite outputs for some ordinary tensors.
 
-    If no tensors have finite outputs, for example because a rate is divided by zero, the outputs
-    depend on the order of operations, and cannot be judged.
+    If the formula never has finite outputs, for example because it divides a rate by zero, the
+    outputs depend on the order of operations. Such outputs cannot be judged.
     """
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
@@ -236,7 +234,7 @@ def _numbers(operator: Operator, attribute: Attribute) -> tuple[float, ...]:
     defined = [
         number for number in _FRACTIONS if not undefined_at(operator, {attribute.name: number})
     ]
-    # If the formula is undefined for every number, the attribute is not the cause, and all numbers
+    # If the formula is undefined for every number, the attribute is not the cause. Then all numbers
     # are kept.
     return tuple(defined) or _FRACTIONS
 

@@ -1,4 +1,4 @@
-"""Examples: single nodes with and without a formula, and models of several nodes.
+"""Examples: single nodes of operators with and without a formula, and models of several nodes.
 
 The classes have a common interface, which :class:`GraphExample` describes.
 """
@@ -67,31 +67,31 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 #: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: Relative error bounds up to this limit determine rtol; larger ones determine atol.
+#: A relative error bound up to this limit determines rtol. A larger one determines atol.
 _LARGEST_RTOL = 1e-3
-# Types of ordinary inputs. If an input has another type, the type is one of the traits of the node.
+# Types of ordinary inputs. Any other type of an input counts as a trait of the node.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
 # The number of groups of tensors of a node is drawn from these numbers.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
-# The reciprocal of the share of examples that violate the signature of their operator.
+# One in _EXAMPLES_PER_BREACH examples violates the signature of its operator.
 _EXAMPLES_PER_BREACH = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeExample:
-    """A node with its inputs, whose expected outputs follow from the formula.
+    """A node with its inputs. Its expected outputs follow from the formula.
 
-    The node is valid, or its signature is broken in one way.
+    The node is valid, or it violates its signature in one way.
 
     Attributes:
         operator: the node's operator.
         attributes: attributes of the node.
         inputs: inputs by the operator's names.
-        breach: the description, a key of :func:`breaches`, of how the node violates its signature;
-            empty for a valid node.
+        breach: a description of how the node violates its signature; empty for a valid node. The
+            descriptions are the keys of :func:`breaches`.
     """
 
     operator: Operator
@@ -112,8 +112,8 @@ class NodeExample:
     def problem(self) -> Problem:
         """Return the case's content, as ``onnxopt run`` loads it from the case file."""
         if self.breach:
-            # The problem is read from the written text to ensure that a case file can represent the
-            # example.
+            # The example is written as text and read again. This ensures that a case file can
+            # represent the example.
             cases, problems = read_yaml_text(self._text("", ""), Path(f"{NAME}.yaml"))
             assert not problems, problems  # noqa: S101 - the writer's text is valid
             return cases[0].load()
@@ -151,7 +151,7 @@ class NodeExample:
 def draw_node(source: Source, operator: Operator) -> NodeExample:
     """Draw a node.
 
-    About one node in eight is invalid, so that a correct backend must reject it.
+    About one node in eight is invalid: a correct backend must reject it.
     """
     node = _draw_right_node(source, operator, source.choice(_GROUP_COUNTS))
     if source.rarely(_EXAMPLES_PER_BREACH):
@@ -160,7 +160,7 @@ def draw_node(source: Source, operator: Operator) -> NodeExample:
 
 
 def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
-    """Return attributes and inputs that break a node's signature, by description."""
+    """Return attributes and inputs that violate a node's signature, by description."""
     operator, attributes, inputs = node.operator, node.attributes, node.inputs
     wrong_attributes: dict[str, Attributes] = {}
     for item in operator.attributes:
@@ -171,8 +171,8 @@ def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
         if item.limits:
             changed = attributes | {item.name: 1 + item.limits[1] + abs(item.limits[1])}
             wrong_attributes[f"{item.name} is beyond its limits"] = changed
-    # A node lacks at most one attribute: a backend that detects one missing attribute most likely
-    # detects all others.
+    # Only one missing attribute is tried: a backend that detects one missing attribute probably
+    # detects every other one.
     for name in [item.name for item in operator.attributes if item.required][:1]:
         changed = {key: value for key, value in attributes.items() if key != name}
         wrong_attributes[f"{name} is left out"] = changed
@@ -225,11 +225,11 @@ def _draw_right_node(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GeneratedExample:
-    """A node with its inputs, whose expected outputs come from onnx's corrected reference.
+    """A node with its inputs. Its expected outputs come from onnx's corrected reference.
 
     Attributes:
         node: the node.
-        breach: always empty, since the node is valid.
+        breach: always empty, because the node is valid.
     """
 
     node: GeneratedNode
@@ -267,7 +267,7 @@ class GeneratedExample:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """Return the types, attributes and inputs that differ from the simplest node's."""
+        """Return the types, attributes and inputs in which the node differs from a simple node."""
         return frozenset(self._traits())
 
     def _traits(self) -> Iterator[Hashable]:
@@ -282,7 +282,7 @@ class GeneratedExample:
     def _selects(self, name: str, value: object) -> bool:
         """Return whether the value of an attribute selects a computation, such as a mode.
 
-        An axis or a count is a parameter of a computation and does not select a computation.
+        An axis or a count is only a parameter of a computation.
         """
         attribute_type = self.node.schema.attributes[name].type
         if attribute_type != defs.OpSchema.AttrType.INT:
@@ -335,12 +335,16 @@ def draw_generated(source: Source, operator: str) -> GeneratedExample:
 class GraphExample:
     """A model of several nodes of operators with a formula, with primitive nodes between them.
 
-    The primitive nodes round nothing, so the error bound of a node's outputs is also the error
-    bound of the next node's inputs, and the error bounds of the model's outputs follow from the
-    error bounds of all nodes. For each output, a case file states the smallest rtol and atol that
-    allow the error bounds of all elements. A value is not an output of the model if its error bound
-    is infinite, if an element is so close to a threshold that rounding may carry it across, or if
-    the result of a correct reformulation is NaN.
+    The primitive nodes do not round. Therefore, the error bound of one node's outputs is also the
+    error bound of the next node's inputs, and the error bounds of the model's outputs follow from
+    those of all nodes. For each output, a case file states the smallest rtol and atol that allow
+    the error bounds of all elements.
+
+    Some values are not outputs of the model, because they cannot be judged:
+
+    - values with an infinite error bound;
+    - values with an element near a threshold, so that a rounding may carry it across;
+    - values for which a correct reformulation returns NaN.
 
     Attributes:
         operators: names of the operators under test, one per node.
@@ -348,8 +352,8 @@ class GraphExample:
         inputs: inputs by name.
         expected: expected outputs by name.
         tolerances: tolerances of the outputs by name.
-        breach: always empty, since the model is valid.
-        subject: the subject of the failures of such models.
+        breach: always empty, because the model is valid.
+        subject: the name under which failures of such models are reported.
     """
 
     operators: tuple[str, ...]
@@ -422,7 +426,7 @@ class _Drawing:
         drawn = _draw_right_node(source, operator, 1, self._shape)
         node_inputs = []
         nonnegative = nonnegative_tensors(operator)
-        # Candidates are earlier outputs with the shape of the first tensors, and with a type that
+        # A candidate is an earlier output that has the shape of the first tensors and a type that
         # the operator accepts.
         candidates = [
             name
@@ -463,8 +467,8 @@ class _Drawing:
 
     def _link(self, name: str, nonnegative: bool) -> str:
         """Append a chain of primitive nodes to a value; return the name of the chain's output."""
-        # The last chain contains Reshape, which would copy the input's dimension if a dimension of
-        # the target shape were zero.
+        # The last chain contains Reshape. It is left out if a dimension is zero, because Reshape
+        # reads a zero in the target shape as "copy the dimension of the input".
         links = _LINKS if 0 not in self._shape else _LINKS[:-1]
         steps = self._source.choice(links)
         for step in (*steps, ("Abs",)) if nonnegative else steps:

@@ -25,7 +25,7 @@ from onnxopt_cli.operators.operator import Operator
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# The reciprocal of the share of examples that are models with several nodes.
+# One in _EXAMPLES_PER_GRAPH examples is a model with several nodes.
 _EXAMPLES_PER_GRAPH = 10
 
 
@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
 
-    Every invalid node is tried, because there are only a few.
+    There are only a few invalid nodes, so all of them are tried.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -73,11 +73,11 @@ def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Exam
 
 
 class Failure(Exception):
-    """Base class for failures of examples. Hypothesis distinguishes failures by their class."""
+    """Base class for failures of examples. Hypothesis tells failures apart by their class."""
 
 
 class RoundOver(BaseException):
-    """Ends the round.
+    """Raised to end the round.
 
     The class does not derive from Exception, because hypothesis would treat an Exception as a
     failure.
@@ -85,7 +85,7 @@ class RoundOver(BaseException):
 
 
 class Abort(BaseException):
-    """Ends the search. Like RoundOver, the class does not derive from Exception.
+    """Raised to end the search. Like RoundOver, the class does not derive from Exception.
 
     Attributes:
         reason: the error that ends the search.
@@ -148,13 +148,14 @@ def drive(
 
     Args:
         task: the search.
-        attempted: the function; it raises a failure, RoundOver or Abort, or returns.
+        attempted: the function. It returns if the example passes; otherwise, it raises a failure,
+            RoundOver or Abort.
         most: maximum number of examples without a failure.
-        number: number of the round, which determines its examples; round 0 replays the failures of
+        number: number of the round, which determines its examples. Round 0 replays the failures of
             earlier runs.
 
     Returns:
-        Whether the round was completed, and whether its failures were reproducible.
+        Two values: whether the round was completed, and whether its failures were reproducible.
 
     Raises:
         UsageError: if no example has a finite result.
@@ -166,8 +167,8 @@ def drive(
     from hypothesis.errors import Flaky, Unsatisfiable
 
     operators, generated = tuple(task.operators), tuple(task.generated)
-    # Failures are stored as choices, whose meaning depends on the operators; therefore each backend
-    # and each list of operators has its own failures.
+    # Failures are stored as choices, and the meaning of choices depends on the operators.
+    # Therefore, failures are stored separately for each backend and each list of operators.
     subjects = [*(operator.qualified_name for operator in operators), *generated]
     subjects += ["graphs"] * task.graphs
     names = "\n".join([task.backend, *subjects])
@@ -184,14 +185,14 @@ def drive(
     )
 
     def test(example: Example) -> None:
-        # The database identifies a test by the source code of a function, so all rounds use the
-        # same function.
+        # The database of hypothesis identifies a test by the source code of a function. Therefore,
+        # all rounds use the same function.
         attempted(example)
 
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
-    # The function hypothesis.seed disables the database; the settings, which are applied
-    # afterwards, enable it again.
+    # hypothesis.seed disables the database. The settings are applied afterwards, and enable it
+    # again.
     with_examples: Callable[[Any], Any] = hypothesis.given(
         examples(operators, generated, task.single_nodes, task.graphs)
     )
@@ -217,9 +218,9 @@ def drive(
 def _undisturbed(folder: Path) -> Iterator[None]:
     """Silence the warnings of hypothesis, redirect its files, and make its draws reproducible.
 
-    Hypothesis also draws constants that occur in the source of local modules, so the examples would
-    depend on the modules that are loaded. No setting disables the draws of constants, so the set of
-    constants is replaced with an empty set.
+    Hypothesis also draws constants that occur in the source of local modules. The examples would
+    then depend on which modules are loaded. No setting prevents this, so the set of constants is
+    replaced by an empty set.
     """
     from hypothesis.configuration import set_hypothesis_home_dir
 
@@ -227,7 +228,7 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Versions of hypothesis that draw no constants from source code do not have the patched
+        # Some versions of hypothesis draw no constants from source code. They lack the patched
         # names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")

@@ -45,15 +45,15 @@ from onnxopt_cli.run.reproduce import (
     reproduces,
 )
 
-# Kinds of examples without a formula, whose tolerances are condition estimates.
+# Kinds of examples without a formula. Their tolerances are condition estimates.
 _ESTIMATED = (GeneratedExample, RandomGraph)
-#: Describes failures in which types and shapes are correct but values are not.
+#: The description of failures in which types and shapes are correct, but values are wrong.
 VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# A known mistake explains a failure only if it agrees with this number of passing examples, the
-# latest of the operator.
+# A known mistake explains a failure only if it agrees with the latest _PASSED_PER_OPERATOR passing
+# examples of the operator.
 _PASSED_PER_OPERATOR = 100
 # Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
@@ -76,10 +76,11 @@ class Trial:
 
     @property
     def failed(self) -> bool:
-        """True if the result is a failure of the backend."""
+        """Whether the result is a failure of the backend."""
         outcome = self.result.outcome
-        # The outcome `unsupported` is not a failure in two cases: an invalid node may be rejected
-        # in any way, and few backends support every version and type of ONNX's operators.
+        # The outcome `unsupported` is not a failure in two cases. First, an invalid node may be
+        # rejected in any way. Second, few backends support all versions and types of ONNX's
+        # operators.
         refused = outcome is Outcome.UNSUPPORTED and (
             bool(self.example.breach) or isinstance(self.example, _ESTIMATED)
         )
@@ -87,7 +88,7 @@ class Trial:
 
     @property
     def is_costly(self) -> bool:
-        """True if the backend crashed or reached a limit, so that its worker is restarted."""
+        """Whether the worker must be restarted, because the backend crashed or reached a limit."""
         return self.result.outcome in PROCESS_FAILURES
 
     @property
@@ -117,9 +118,9 @@ def attempt(example: Example, executor: Executor) -> Trial:
     assert not expected.unusable, expected.unusable  # noqa: S101 - a defect of the strategies
     runs_elsewhere = not (isinstance(executor, InProcess) and executor.runs_here(request))
     if runs_elsewhere and expected.derive and problem.call and not has_blocks(problem.call):
-        # The error bounds are derived while the backend runs the example; otherwise judge() would
+        # The error bounds are derived while the backend runs the example. Otherwise, judge() would
         # derive them while the backend is idle. If the backend runs in this process, nothing runs
-        # at the same time, and an output that equals the expected output needs no error bound.
+        # at the same time. Then judge() derives them only if an output is not the expected output.
         expected.derive()
     response = pending()
     if isinstance(response, str):
@@ -132,7 +133,7 @@ def attempt(example: Example, executor: Executor) -> Trial:
 def kinds_of(trial: Trial) -> tuple[str, ...]:
     """Return descriptions of a failure, without details that differ between examples.
 
-    A wrong type and a wrong shape have separate descriptions, since they may have different causes.
+    A wrong type and a wrong shape have separate descriptions, because their causes may differ.
     """
     result = trial.result
     if result.outcome is Outcome.FAIL and trial.example.breach:
@@ -172,7 +173,7 @@ class FailureKind:
     Attributes:
         subject: name of the operator, or ``several nodes`` or ``random graph``.
         description: description of the failure.
-        number: number that distinguishes kinds with the same subject and description, from 1.
+        number: distinguishes kinds with the same subject and description; the first number is 1.
     """
 
     subject: str
@@ -187,9 +188,9 @@ class Finding:
     Attributes:
         kind: the kind of the failure; the example may also have failures of other kinds.
         trial: the smallest example with the failure.
-        explanation: the known mistakes that reproduce the failure; None if none were searched.
-        flaky: True if the same example does not fail every time.
-        replayed: True if an earlier run found the failure.
+        explanation: the known mistakes that reproduce the failure; None if no search took place.
+        flaky: whether the same example does not fail every time.
+        replayed: whether an earlier run found the failure.
     """
 
     kind: FailureKind
@@ -225,19 +226,19 @@ class Findings:
         )
 
     def forget_passed(self) -> None:
-        """Forget the passing examples, so that explanations need not agree with them."""
+        """Forget the passing examples; later explanations need not agree with them."""
         self._passed.clear()
 
     def record(self, trial: Trial) -> None:
-        """Store an example that passed, for explanations of later failures."""
+        """Store a passing example, with which explanations of later failures must agree."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
             self._passed[trial.example.subject].append(trial)
 
     def kinds(self, trial: Trial) -> tuple[FailureKind, ...]:
         """Return the kinds of a failure.
 
-        Failures with wrong values are of the same kind if the explanation of the kind also explains
-        them.
+        A failure with wrong values belongs to a known kind if the explanation of that kind also
+        explains this failure.
         """
         return tuple(self._kind(trial, description) for description in kinds_of(trial))
 
@@ -249,7 +250,7 @@ class Findings:
         example = trial.example
         known_kinds = [kind for kind in self.all if kind.description == description]
         if len(example.operators) > 1 and not isinstance(example, RandomGraph):
-            # If an operator fails in a single node, it also fails in models with several nodes.
+            # An operator that fails in a single node also fails in models with several nodes.
             for kind in known_kinds:
                 if kind.subject in example.operators:
                     return kind
@@ -257,16 +258,16 @@ class Findings:
         if description != VALUES:
             return FailureKind(example.subject, description)
         if isinstance(example, _ESTIMATED):
-            # Each kind has a shrunk example. An example that shares all traits (types, attributes,
-            # inputs) of a shrunk example most likely fails for the same reason.
+            # Each kind has a shrunk example. If an example has all traits (types, attributes,
+            # inputs) of a shrunk example, it most likely fails for the same reason.
             for kind in known_kinds:
                 if self._traits.get(kind, frozenset()) <= example.traits:
                     return kind
             return FailureKind(example.subject, description, len(known_kinds) + 1)
         for kind in known_kinds:
             explanation = self.all[kind]
-            # Failures without an explanation cannot be distinguished, so all of them belong to one
-            # kind.
+            # Failures without an explanation cannot be distinguished. Therefore, all of them belong
+            # to the same kind.
             if not (explanation and explanation.known_mistakes) or _explains(explanation, trial):
                 return kind
         return FailureKind(example.subject, description, len(known_kinds) + 1)
@@ -276,8 +277,8 @@ class Findings:
 
         Args:
             finding: a finding without an explanation.
-            similar: other failures of the kind. The explanation must also reproduce the first
-                similar failure with the same descriptions as the finding.
+            similar: other failures of the kind. The first of them that has the same descriptions as
+                the finding must also be reproduced by the explanation.
             seconds: time limit of the search for an explanation; 0 to skip the search.
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))
@@ -328,8 +329,9 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
         headline: the failure in one line.
         source: the command that found the failure.
 
-    Returns: The path of the new case file or test directory, or of an existing one that contains
-        the same example.
+    Returns:
+        The path of the new case file or test directory, or of an existing one that contains the
+        same example.
 
     Raises:
         UsageError: if the case cannot be written.
@@ -355,10 +357,10 @@ def keep(finding: Finding, folder: Path, headline: str, source: str) -> Path:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
-    """Write new files, and return True.
+    """Write new files, and return whether they were written.
 
-    If one of the files exists, no file is written and the result is False. A different run may
-    write to the same folder at the same time.
+    If any of the files exists, no file is written. Another run may write to the same folder at the
+    same time.
     """
     written: list[Path] = []
     try:
@@ -376,7 +378,7 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> bool:
 def _holds(path: Path, example: Example) -> bool:
     """Return whether a case file or directory contains an example.
 
-    The description may differ.
+    The description of the case is ignored.
     """
     if path.is_dir() != isinstance(example, RandomGraph):
         return False

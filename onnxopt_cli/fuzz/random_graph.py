@@ -1,9 +1,9 @@
 """Random graphs of common ONNX operators, which reveal defects in optimizers and fusions.
 
-The operands of a node are mostly results of the latest nodes, constants are often neutral elements,
-and some nodes are drawn in chains that runtimes fuse. Inputs contain zeros of both signs, subnormal
-numbers, infinities and NaN among ordinary numbers. The tolerances are condition estimates of the
-whole graph.
+The operands of a node are mostly results of the latest nodes. Constants are often neutral elements,
+such as 0 for a sum. Some nodes are drawn in chains that runtimes fuse. Inputs contain ordinary
+numbers, zeros of both signs, subnormal numbers, infinities and NaN. The tolerances are condition
+estimates of the whole graph.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REDUCTIONS = ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSqu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomGraph:
-    """A graph with inputs, whose expected outputs come from onnx's corrected reference.
+    """A graph with its inputs. Its expected outputs come from onnx's corrected reference.
 
     The class has the interface of :class:`~onnxopt_cli.fuzz.drawn_examples.GraphExample`.
 
@@ -57,7 +57,7 @@ class RandomGraph:
         inputs: inputs by name.
         constants: initializers by name.
         outputs: names of the outputs.
-        breach: always empty, since the model is valid.
+        breach: always empty, because the model is valid.
     """
 
     nodes: tuple[onnx.NodeProto, ...]
@@ -73,7 +73,7 @@ class RandomGraph:
 
     @property
     def subject(self) -> str:
-        """The subject of failures of random graphs."""
+        """The name under which failures of random graphs are reported."""
         return "random graph"
 
     @property
@@ -194,8 +194,8 @@ def _special_kinds(value: Array) -> Iterator[str]:
 def draw_random_graph(source: Source) -> RandomGraph:
     """Draw a valid graph with a single choice of hypothesis, the seed of the graph.
 
-    If hypothesis made all choices, it would prefer simple choices, which rarely result in the
-    chains that optimizers change.
+    If hypothesis made all choices, it would prefer simple ones. Simple choices rarely result in the
+    chains of nodes that optimizers change.
     """
     try:
         return seeded_graph(source.integer(0, _SEEDS))
@@ -205,10 +205,10 @@ def draw_random_graph(source: Source) -> RandomGraph:
 
 
 def seeded_graph(seed: int) -> RandomGraph:
-    """Return the graph of a seed, with 2 to 12 nodes, or more if a chain is appended last.
+    """Return the graph of a seed. It has 2 to 12 nodes, or more if the last addition is a chain.
 
     Raises:
-        Unsuitable: if the seed leads to no valid graph.
+        Unsuitable: if the seed does not lead to a valid graph.
     """
     choices = SeededChoices(f"graph-{seed}")
     drawing = _Drawing(choices)
@@ -216,8 +216,8 @@ def seeded_graph(seed: int) -> RandomGraph:
     with np.errstate(all="ignore"):
         step = drawing.choice(_STEPS)
         while len(drawing.nodes) < count:
-            # In one of four steps, a node of the same kind is appended again, because optimizers
-            # often merge two consecutive nodes of one operator.
+            # In one of four steps, a node of the same kind as before is appended, because
+            # optimizers often merge two consecutive nodes of the same operator.
             if not drawing.rarely(4):
                 step = drawing.choice(_STEPS)
             step(drawing)
@@ -265,7 +265,7 @@ class _Drawing:
         return options[self.integer(0, len(options) - 1)]
 
     def rarely(self, times: int) -> bool:
-        """Return True once in the given number of times, on average."""
+        """Return True with a probability of 1 / ``times``."""
         return self.integer(0, times - 1) == 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -295,17 +295,17 @@ class _Drawing:
     def weights(self, *shape: int) -> str:
         """Add an initializer of ordinary numbers, or sometimes an input.
 
-        The numbers are finite, since runtimes may fold scales and shifts in any order, and with an
-        infinite scale the result would depend on the order.
+        The numbers are finite. Runtimes may fold scales and shifts in any order, and with an
+        infinite scale, the result would depend on the order.
         """
         if self.rarely(4):
             return self._feed(shape, special=False)
         return self.constant(self._elements(shape, special=False))
 
     def tensor(self, least: int = 0, most: int = _MAX_RANK) -> str | None:
-        """Choose an earlier value with a rank from least to most; recent values are preferred.
+        """Choose an earlier value whose rank is between ``least`` and ``most``.
 
-        The result is None if no value has a rank in the range.
+        Recent values are preferred. The result is None if no value has such a rank.
         """
         names = [
             name

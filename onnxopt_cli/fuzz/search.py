@@ -1,13 +1,13 @@
 """Search for failures.
 
-Each round searches for one failure of a new kind, and shrinks the failure; the next round searches
-for further kinds. Without a time limit, the examples that run on the backend do not depend on the
-clock, so that a seed reproduces the findings.
+Each round searches for one failure of a new kind, and shrinks it. The next round searches for
+another kind. Without a time limit, the examples that run on the backend do not depend on the clock,
+so a seed reproduces the findings.
 
-A worker of a cluster only reports whether a portion of the examples contains a failure of a new
-kind. If a worker reports a new failure, this process searches the portion again, and shrinks the
-failure, with examples that run on any worker. Therefore each failure is shrunk once, and the
-findings depend neither on the number of workers nor on the order of their responses.
+In a cluster, a worker only reports whether a portion of the examples contains a failure of a new
+kind. This process then searches the portion again, and shrinks the failure. Its examples may run on
+any worker. Therefore, each failure is shrunk once, and the findings depend neither on the number of
+workers nor on the order of their responses.
 """
 
 from __future__ import annotations
@@ -68,25 +68,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Number of examples in a portion, which is the unit of work of shards and of a cluster's workers.
+#: Number of examples in a portion. Shards and the workers of a cluster process whole portions.
 #: Hypothesis keeps all examples of a portion in memory.
 _PORTION_EXAMPLES = 200
 #: Number of examples in a search without a limit.
 _ENDLESS = 1 << 40
 #: Shrinking ends after this number of failures that require a restart of the worker.
 _MAX_COSTLY_FAILURES = 30
-#: The number of failures of an example after which hypothesis considers the failure reproducible.
-#: Once a failure is reproducible, single nodes and random graphs are shrunk by smaller(), which
-#: needs fewer attempts than hypothesis.
+#: Hypothesis considers a failure reproducible if the example has failed this number of times. From
+#: then on, smaller() shrinks single nodes and random graphs, because it needs fewer attempts than
+#: hypothesis.
 _REPRODUCIBLE_FAILURES = 2
-#: Maximum number of attempts of smaller() to shrink a failure.
+#: Maximum number of examples of smaller() that are tried in order to shrink a failure.
 _MAX_SHRINK_ATTEMPTS = 300
-#: The least number of seconds for the explanation of a finding, even if the search then exceeds its
+#: Explaining a finding may always take this number of seconds, even if the search then exceeds its
 #: time limit.
 _MIN_EXPLAIN_SECONDS = 1.0
 #: The largest number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
-#: The number of parts into which the elements of a tensor are split; each part is tried alone.
+#: The elements of a tensor are split into this number of parts. Each part is tried alone.
 _ELEMENT_PARTS = 8
 
 
@@ -142,17 +142,17 @@ class _Portions:
         tried: number of examples tried before.
 
     Attributes:
-        numbers: numbers of the portions of the search's shard. The number of a portion determines
-            its examples, whichever process tries them.
+        numbers: the numbers of the portions in this shard of the search. The number of a portion
+            determines its examples, regardless of which process tries them.
     """
 
     def __init__(self, task: Task, tried: int) -> None:
         first, step = 1, 1
         if task.shard:
             first, step = task.shard.index, task.shard.count
-            # The first shard tries all invalid nodes before other examples. The first shard may
-            # skip the invalid nodes of some operators. All shards must divide the examples in the
-            # same way, so the count of tried examples includes the skipped nodes.
+            # The first shard tries all invalid nodes before other examples, but may skip the
+            # invalid nodes of some operators. All shards must divide the examples in the same way.
+            # Therefore, the number of tried examples includes the skipped nodes.
             tried = sum(1 + len(broken) for _, broken in refusals(task.operators))
         self._examples = _ENDLESS if task.examples is None else max(0, task.examples - tried)
         self.numbers = range(first, -(-self._examples // _PORTION_EXAMPLES) + 1, step)
@@ -166,7 +166,7 @@ class Search:
     """A search in progress, created by :func:`open_search`.
 
     Attributes:
-        tried: number of examples tried, without examples that shrink a failure.
+        tried: number of tried examples, not counting those that were tried to shrink a failure.
         findings: the findings.
     """
 
@@ -212,11 +212,14 @@ class Search:
             self._end = monotonic() + self._task.seconds
 
     def outside(self) -> list[Incident]:
-        """Shut the backend down, and return its failures outside of examples."""
+        """Shut the backend down, and return the failures that occurred outside of examples."""
         return [] if self._interruption.signal else self._executor.finish()
 
     def _replay(self) -> Iterator[Finding]:
-        """Try the failing examples of earlier runs; hypothesis forgets examples that pass now."""
+        """Try the examples that failed in earlier runs.
+
+        Hypothesis forgets the examples that pass now.
+        """
         failures: list[Trial] = []
 
         def replay(example: Example) -> None:
@@ -226,7 +229,7 @@ class Search:
                 raise failure(self.findings.kinds(trial)[0])
 
         self._drive(replay, _MAX_REPLAYED_FAILURES, 0)
-        # Examples that have a single kind of failure are preferred.
+        # Examples with a single kind of failure come first.
         for trial in sorted(failures, key=lambda trial: len(kinds_of(trial))):
             kind = self.findings.new(trial)
             if kind is not None:
@@ -236,9 +239,9 @@ class Search:
     def _refusals(self) -> Iterator[Finding]:
         """Try the invalid nodes, which a correct backend must reject.
 
-        For each operator, the simple valid node is tried first. If the valid node requires a
-        restart of the worker, the invalid nodes of the operator most likely require one as well,
-        and are skipped. Failures of valid nodes are found and reported in later rounds.
+        For each operator, a simple valid node is tried first. If the worker must be restarted after
+        this node, the invalid nodes of the operator are skipped, because they would probably
+        require a restart as well. Failures of valid nodes are found and reported in later rounds.
         """
         with suppress(RoundOver):
             for node, broken in refusals(self._task.operators):
@@ -262,7 +265,7 @@ class Search:
         self._show_tried()
 
     def _show_tried(self) -> None:
-        """Show the progress, which does not decrease when a portion is searched again."""
+        """Show the progress. It does not decrease when a portion is searched again."""
         self._most_tried = max(self._most_tried, self.tried)
         self._task.tried(self._most_tried)
 
@@ -273,8 +276,8 @@ class Search:
             tried, size = self.tried, portions.size(number)
             most_tried = tried
             while is_new:
-                # Examples of other portions must not affect explanations: the order of the workers'
-                # responses determines which examples ran in this process.
+                # Examples of other portions must not affect explanations. Otherwise, the
+                # explanations would depend on the order of the workers' responses.
                 self.findings.forget_passed()
                 self.tried = tried
                 try:
@@ -322,7 +325,7 @@ class Search:
         return iter(lambda: not self._over, False)
 
     def _search(self, number: int, most: int) -> Finding | None:
-        """Try the examples of a round up to a failure of a new kind, and shrink that failure.
+        """Try the examples of a round until a failure of a new kind occurs, and shrink the failure.
 
         Args:
             number: number of the round, which determines its examples.
@@ -358,7 +361,7 @@ class Search:
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
         """Return a smaller example with the same kind of failure, or the given example.
 
-        Parts of the example are removed as long as the failure remains.
+        Parts of the example are removed while the failure remains.
         """
         attempts, costly = _MAX_SHRINK_ATTEMPTS, _MAX_COSTLY_FAILURES
         candidates = smaller(trial.example)
@@ -404,7 +407,7 @@ class _NewFailure:
 
     @property
     def is_costly(self) -> bool:
-        """True if hypothesis should not try to shrink the failure further."""
+        """Whether hypothesis should stop shrinking the failure."""
         if isinstance(self.trials[-1].example, RandomGraph):
             return len(self.trials) >= _REPRODUCIBLE_FAILURES
         costly = [trial for trial in self.trials if trial.is_costly]
@@ -468,8 +471,8 @@ class _ClusterSearch(Search):
 class _Requests(Sequence[dict[str, Any]]):
     """The requests to search the portions of a task.
 
-    A request is created when it is sent. The request contains the failures that are known when it
-    is created, and the remaining time.
+    A request is created only when it is sent. It contains the failures that are known at that time,
+    and the remaining time.
     """
 
     def __init__(self, task: Task, findings: Findings, portions: _Portions, end: float) -> None:
@@ -496,7 +499,7 @@ class _Requests(Sequence[dict[str, Any]]):
 
 
 def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
-    """Return whether a portion contains a failure of a new kind; runs on a worker.
+    """Return whether a portion contains a failure of a new kind. This function runs on a worker.
 
     Args:
         executors: a list of a single executor, which runs the backend.
@@ -526,13 +529,13 @@ def has_new(executors: Sequence[Executor], portion: Mapping[str, Any]) -> bool:
 
 
 def smaller(example: Example) -> Iterator[Example]:
-    """Yield smaller examples; the smallest comes first.
+    """Yield smaller examples, the smallest first.
 
-    Hypothesis shrinks choices, but a single choice determines a whole tensor or a whole graph, so
-    hypothesis cannot remove elements or nodes. The function ``smaller`` removes elements and nodes.
+    Hypothesis shrinks choices. A single choice determines a whole tensor or a whole graph, so
+    hypothesis cannot remove elements or nodes. This function removes them.
 
-    Repeated reduction of an example ends after finitely many steps. For examples of several nodes
-    of operators with a formula, no smaller examples are yielded.
+    If the function is applied repeatedly to its own results, it ends after finitely many steps. For
+    a model of several nodes of operators with a formula, nothing is yielded.
     """
     if isinstance(example, RandomGraph):
         yield from filter(_is_computable, example.smaller())
@@ -593,14 +596,14 @@ def _fewer_attributes(node: Call[Array]) -> Iterator[Call[Array]]:
 
 def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
     first_tensor, arrays = len(node.scalars), node.inputs
-    # The simplest rate is 1, because with a rate of 0 most errors would not affect the outputs.
+    # The simplest rate is 1. With a rate of 0, most errors would not affect the outputs.
     simple = tuple(
         np.full_like(array, array.dtype.kind != "i" and place < first_tensor)
         for place, array in enumerate(arrays)
     )
     places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
-    # The first attempts simplify all inputs but one, because attempts may be slow if the failure is
-    # a crash.
+    # The first attempts simplify all inputs but one. Few attempts then suffice, which saves time if
+    # the failure is a crash.
     candidates = [
         _exchanged(simple, place, arrays[place])
         for place in (places if len(places) > 2 else ())  # noqa: PLR2004
@@ -619,7 +622,8 @@ def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:
-        # Small parts are tried first, because attempts may be slow if the failure is a crash.
+        # Small parts are tried first. Few attempts then suffice, which saves time if the failure is
+        # a crash.
         for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
             for places in np.array_split(np.arange(size), number):
                 yield tuple(tensor[places] for tensor in full)

@@ -1,4 +1,4 @@
-"""Operators with a formula. Operator files import the names below, which are public.
+"""Operators with a formula. The following names are public, and operator files import them.
 
 ::
 

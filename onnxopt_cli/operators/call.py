@@ -52,8 +52,8 @@ class Call(Generic[T]):
 
     Attributes:
         operator: the node's operator.
-        attributes: values of all attributes by name; numbers are float32 values. A tuple has either
-            one number for all groups, or one number for each group.
+        attributes: values of all attributes by name. Numbers are exact float32 values. A tuple has
+            either one number for all groups, or one number for each group.
         scalars: the inputs that all groups share.
         groups: the tensors of each group, in the operator's order.
         omitted: names of the attributes that the node omits; they have their default values.
@@ -76,8 +76,8 @@ class Call(Generic[T]):
             number: function that converts a numeric attribute.
 
         Returns:
-            For each output in the node's order: the result of the formula, the input that has the
-            output's element type, and the input that has its shape.
+            Three items for each output, in the node's order: the result of the formula, the input
+            with the element type of the output, and the input with the shape of the output.
         """
         operator = self.operator
         scalars = {
@@ -105,7 +105,7 @@ class Call(Generic[T]):
 
     @property
     def sources(self) -> list[tuple[T, T]]:
-        """For each output, the input that has its element type and the input that has its shape."""
+        """For each output, two inputs: one with its element type, and one with its shape."""
         inputs, places = self.inputs, self.operator.places(len(self.groups))
         return [(inputs[like], inputs[base]) for like, base in places]
 
@@ -144,7 +144,7 @@ class Call(Generic[T]):
         return replace(self, groups=(self.groups[index],), attributes=attributes)
 
     def _group_attributes(self, index: int) -> dict[str, float | str]:
-        """Return the attributes for one group, with one number of each tuple."""
+        """Return the attributes for one group; a tuple is replaced by the number of the group."""
         return {
             # The number in a tuple of length 1 applies to all groups.
             name: value[index % len(value)] if isinstance(value, tuple) else value
@@ -171,7 +171,8 @@ class Call(Generic[T]):
     def by_group(self, compute: Callable[[Call[T]], list[R]]) -> list[R]:
         """Compute the node's outputs for each group separately, if the groups are independent.
 
-        If an output is carried from group to group, ``compute`` receives all groups at once.
+        If an output is carried from group to group, the groups are not independent. Then
+        ``compute`` receives all groups at once.
         """
         if any(map(self.operator.carries, self.operator.outputs)):
             return compute(self)
@@ -213,7 +214,7 @@ def bind(
     if rest or not number:
         raise NodeError(
             f"{operator.name} takes {size} tensors ({', '.join(operator.tensors)}) for each "
-            f"optimized tensor; {len(present) - count} were given",
+            f"optimized tensor; the node has {len(present) - count}",
             hint=f"give {', then '.join(f'all {name}' for name in operator.tensors)}",
         )
     expected = len(operator.output_names(number))
@@ -234,7 +235,7 @@ def bind(
 
 
 def _flat(tensor: Array, shape: tuple[int, ...]) -> Any:
-    """Return the elements of a tensor that broadcasts to a shape, in order, without a copy."""
+    """Broadcast a tensor to a shape, and return the elements in order, without a copy."""
     return tensor.reshape(-1) if tensor.shape == shape else np.broadcast_to(tensor, shape).flat
 
 
@@ -329,11 +330,12 @@ def attribute_value(operator: Operator, attribute: Attribute, given: object) -> 
     Args:
         operator: the operator, for messages.
         attribute: the attribute.
-        given: the attribute's value in the node; None for an omitted attribute, which has its
-            default.
+        given: the attribute's value in the node; None if the node omits the attribute. Then the
+            default applies.
 
     Raises:
-        NodeError: if the value is of the wrong type, out of range, or missing although required.
+        NodeError: if the value has the wrong type or is out of range, or if a required value is
+            missing.
     """
     where = f"{operator.name}: attribute {attribute.name}"
     if given is None:

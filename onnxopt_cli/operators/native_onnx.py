@@ -6,10 +6,10 @@ and memory. One process handles all models until a model crashes it or exceeds t
 a crash, the model is tried again in a new process, because an earlier model may have corrupted the
 memory of the crashed process.
 
-In a command on Linux, the helper is a fork of the command's process; otherwise, the helper is a
-separate program. On Windows, where backends also run in the command's process, no helper is used.
-Workers use no helper either: a worker itself may crash, and its helper would count as a process
-that the backend has left behind.
+In a command on Linux, the helper is a fork of the command's process. Otherwise, the helper is a
+separate program. On Windows, no helper is used, because backends also run in the command's process.
+Workers do not use a helper either: a worker itself may crash, and its helper would count as a
+process that the backend has left behind.
 
 All other code calls onnx's checker, shape inference and inliner through this module;
 ``tests/test_architecture.py`` checks this rule.
@@ -53,7 +53,7 @@ MEMORY_BYTES = 4 << 30
 
 _Model: TypeAlias = onnx.ModelProto | bytes
 
-# Seconds for which the parent process waits beyond the helper's own time limit.
+# The parent process waits for the helper's time limit and these additional seconds.
 _GRACE_SECONDS = 5
 # The largest number of bytes of a model that onnx accepts or returns.
 _MAX_MODEL_BYTES = 2**31 - 1
@@ -61,7 +61,7 @@ _MAX_MESSAGE_CHARS = 20_000
 # The largest number of results that _require caches.
 _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
-# The first byte of a helper's response, which states whether onnx accepted the model.
+# The first byte of a helper's response. It states whether onnx accepted the model.
 _ACCEPTED, _REFUSED = b"+", b"-"
 # The program of a helper that is not forked; it registers the same operators.
 _PROGRAM = (
@@ -84,7 +84,7 @@ def check_model(model: _Model, *, full: bool = False) -> None:
 
     Args:
         model: the model, or its bytes.
-        full: whether types and shapes are inferred, too.
+        full: whether to infer types and shapes as well.
 
     Raises:
         OnnxRefusal: if the checker finds a fault, or crashes.
@@ -129,27 +129,27 @@ def inline_functions(model: _Model, functions: Sequence[tuple[str, str]]) -> onn
 
 
 def die_with_models() -> None:
-    """From now on, run onnx in this process, although a model may then crash this process."""
+    """Run onnx in this process from now on. A model may then crash this process."""
     _HELPER.needless = True
 
 
 def leave_helper() -> None:
     """Close this process's copy of the connection to its parent's helper.
 
-    Call this function after a fork and before other descriptors are closed, because the number of a
-    closed descriptor may soon belong to another file.
+    Call this function after a fork, before any other descriptor is closed. Later, the number of the
+    connection may belong to another file.
     """
     _HELPER.end()
 
 
 def renew() -> None:
-    """End the helper, so that a new helper, which knows all registered operators, starts later."""
+    """End the helper. The next request starts a new one, which knows all registered operators."""
     _refusals.clear()
     _HELPER.end()
 
 
-# For each checked model, the reason why onnx refused the model; empty if onnx accepted it. The key
-# is the part of onnx, the digest of the model, and the options.
+# For each checked model, the reason why onnx refused the model; empty if onnx accepted it. A key
+# consists of the part of onnx, the digest of the model, and the options.
 _refusals: dict[tuple[Any, ...], str] = {}
 
 
@@ -207,8 +207,8 @@ class _Helper:
             part: the part of onnx, such as the checker.
             model: the model.
             options: arguments of the part.
-            needs_result: whether the resulting model is returned; otherwise, the function only
-                checks for a refusal.
+            needs_result: whether to return the resulting model. Otherwise, the model is only
+                checked.
 
         Raises:
             OnnxRefusal: if onnx refuses the model, or crashes.
@@ -249,8 +249,8 @@ class _Helper:
             code = self._end()
             return _words(code) if code else f"cannot run: {error or 'its process has ended'}"
         except BaseException:
-            # The process is ended, because a late response would be read as the response to the
-            # next request.
+            # A late response would be read as the response to the next request. Therefore, the
+            # process is ended.
             self._end()
             raise
 
@@ -292,7 +292,7 @@ class _Helper:
         if connection is not None:
             connection.close()
         if not process or self._parent != os.getpid():
-            # The helper belongs to another process, which forked this process.
+            # The helper belongs to the process from which this process was forked.
             return 0
         STARTED.discard(process)
         # waitpid fails if a parent of this process has set SIGCHLD to be ignored.
@@ -303,7 +303,7 @@ class _Helper:
                 _, status = os.waitpid(process, 0)
             code = os.waitstatus_to_exitcode(status)
             if program is not None:
-                # Python would otherwise warn that the process is still running.
+                # Without this assignment, Python would warn that the process is still running.
                 program.returncode = code
             return code
         return 0
@@ -331,8 +331,8 @@ def serve(descriptor: int) -> NoReturn:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        # The size of the data that the fork shares with its parent is added to the limit, because
-        # shared data count towards the limit.
+        # Data that the fork shares with its parent count towards the limit. Therefore, their size
+        # is added to the limit.
         held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_DATA, (held + MEMORY_BYTES, held + MEMORY_BYTES))
     plain_signals()

@@ -1,7 +1,7 @@
 """The nodes of a model, in its graph, subgraphs and model-local functions.
 
-Functions whose nodes refer to attributes of their calls are specialized: there is one function for
-each set of attribute values.
+If the nodes of a function refer to attributes of its calls, the function is specialized: each set
+of attribute values gets its own copy of the function.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
 
 
 def with_dense_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model with dense tensors in place of sparse ones, which onnx's evaluator rejects."""
+    """Return a model in which dense tensors replace sparse ones; onnx's evaluator rejects those."""
     if not any(sparse_tensors(model)):
         return model
     model = deepcopy(model)
@@ -69,7 +69,7 @@ def _dense_tensor(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
 
 
 def dense_array(sparse: onnx.SparseTensorProto) -> Array:
-    """Return the elements of a sparse tensor, which are zero or empty strings by default."""
+    """Return all elements of a sparse tensor. Missing elements are zeros or empty strings."""
     values = numpy_helper.to_array(sparse.values)
     indices = numpy_helper.to_array(sparse.indices)
     array = np.zeros(tuple(sparse.dims), values.dtype)
@@ -81,7 +81,7 @@ def dense_array(sparse: onnx.SparseTensorProto) -> Array:
 
 
 def plain_domain(domain: str) -> str:
-    """Return the name of a domain; empty for the default domain, which is also named ai.onnx."""
+    """Return the name of a domain. The default domain, also named ai.onnx, has an empty name."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -96,7 +96,7 @@ def is_standard(node: onnx.NodeProto) -> bool:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs in a node's attributes, but not the graphs within these graphs."""
+    """Yield the graphs in a node's attributes, but not graphs that are nested in them."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH and not attribute.ref_attr_name:
             yield attribute.g
@@ -121,7 +121,7 @@ def defined_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def used_names(node: onnx.NodeProto) -> list[str]:
-    """Return the names of outer values that a node, or one of its subgraphs, reads."""
+    """Return the names of the values of the surrounding graph that a node or its subgraphs read."""
     names = dict.fromkeys(filter(None, node.input))
     for graph in subgraphs(node):
         inner = defined_names(graph)
@@ -134,8 +134,8 @@ def used_names(node: onnx.NodeProto) -> list[str]:
 def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model in which calls of functions state the functions' default attributes.
 
-    For a call that omits an attribute with a default, onnx's reference evaluator raises an error,
-    and its inliner uses the default of the operator that the function calls. A model whose
+    onnx does not handle calls that omit an attribute with a default. Its reference evaluator raises
+    an error. Its inliner uses the default of the operator that the function calls. A model whose
     functions have no default attributes is returned unchanged.
     """
     if not any(function.attribute_proto for function in model.functions):
@@ -172,8 +172,8 @@ def untyped_model(node: onnx.NodeProto, version: int) -> onnx.ModelProto:
 
 # Domain of the specialized functions.
 _BOUND = "onnxopt.bound"
-# The largest number of nodes of all specialized functions together. The number of nodes grows
-# exponentially in a chain of functions that each call the next function twice.
+# The largest total number of nodes of all specialized functions. If each function of a chain calls
+# the next one twice, the number of nodes grows exponentially.
 _MAX_NODES = 100_000
 _MAX_DEPTH = 100
 
@@ -181,10 +181,10 @@ _MAX_DEPTH = 100
 def with_bound_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose functions do not refer to attributes of their calls.
 
-    Each distinct call gets a specialized function, in which references to attributes are replaced
-    by the call's values or the function's defaults. References to attributes without a value are
-    omitted. Unused functions are dropped, and each function follows those that it calls, as onnx's
-    reference requires. A model without functions is returned unchanged.
+    Each distinct call gets a specialized function. In this function, references to attributes are
+    replaced by the call's values or the function's defaults. References to attributes without a
+    value are removed. Unused functions are dropped. onnx's reference requires that each function
+    follows the functions that it calls. A model without functions is returned unchanged.
 
     Raises:
         NodeError: if functions are recursive, too deeply nested, or have too many nodes.
@@ -269,8 +269,8 @@ class _Binder:
             self._names[key] = specialized.name
             self.functions.append(specialized)
         node.domain, node.op_type = _BOUND, self._names[key]
-        # Omitted inputs and outputs at the end are removed, because the reference evaluator does
-        # not accept them.
+        # Inputs and outputs that the call omits at the end get empty names, because the reference
+        # evaluator requires a name for each of them.
         node.input.extend([""] * (len(function.input) - len(node.input)))
         node.output.extend([""] * (len(function.output) - len(node.output)))
         for field in ("attribute", "overload"):
@@ -289,7 +289,7 @@ def bound_body(
         node: the node; the new nodes have its inputs and outputs.
         function: the function body of the operator.
         schema: the schema of the operator, with the defaults of attributes.
-        free_name: function from a proposed name to a similar name that the graph does not contain.
+        free_name: given a proposed name, returns a similar name that the graph does not contain.
     """
     values = {attribute.name: attribute for attribute in node.attribute}
     for name, attribute in schema.attributes.items():
@@ -326,8 +326,7 @@ def _replace_references(node: onnx.NodeProto, values: Mapping[str, AttributeProt
             value.CopyFrom(values[attribute.ref_attr_name])
             value.name = attribute.name
         attributes.append(value)
-    # The attributes are copied first, because clearing the field would invalidate the attributes in
-    # the list.
+    # The attributes are copied first, because clearing the field would invalidate them.
     copies = onnx.NodeProto(attribute=attributes)
     node.ClearField("attribute")
     node.attribute.extend(copies.attribute)

@@ -25,12 +25,13 @@ class KnownMistake:
 
     Attributes:
         name: name of the mistake, unique among the mistakes of its operator. Some mistakes are
-            generated for every operator. A mistake with the name of a generated mistake replaces
-            that mistake, or only its description if ``replace`` and ``defaults`` are both empty.
+            generated for every operator. A mistake with the same name as a generated mistake
+            replaces it. If ``replace`` and ``defaults`` are both empty, only the description is
+            replaced.
         about: description in one sentence.
         seen_in: public implementations with this mistake.
         replace: replacements of expressions or statements of the formula.
-        defaults: wrong values of attributes that a node omits.
+        defaults: wrong default values, for attributes that a node omits.
     """
 
     name: str
@@ -43,16 +44,16 @@ class KnownMistake:
 def mistake_table(table: str) -> tuple[KnownMistake, ...]:
     """Return the known mistakes of a table.
 
-    A mistake consists of a line with its name, an indented line with a sentence of description, and
-    any number of indented lines of the following forms::
+    The first line of a mistake is its name. An indented line follows with a description in one
+    sentence, and then any number of indented lines of the following forms::
 
         seen in PyTorch SGD; TensorFlow
         X - R * V_new -> X - R * V
         epsilon = 1e-7
 
-    The first form names implementations with the mistake, the second replaces an expression of the
-    formula, and the third is a wrong default of an attribute. As in any Python string, a backslash
-    at the end of a line joins it with the next line.
+    The first form names implementations with the mistake. The second form replaces an expression of
+    the formula. The third form is a wrong default of an attribute. As in any Python string, a
+    backslash at the end of a line joins the line with the next one.
     """
     return tuple(
         KnownMistake(name, about, **_fields(details)) for name, about, *details in _rows(table)
@@ -101,13 +102,13 @@ NOWHERE = "False"
 # Reformulations are compared by identity, so that derived objects can be cached.
 @dataclass(frozen=True, slots=True, eq=False)
 class Reformulation:
-    """A correct way to write a formula that rounds differently and must be accepted.
+    """Another correct way to write a formula. It rounds differently, and must be accepted.
 
     If a reformulation is less accurate than the formula for some attributes, the tolerance for
-    these attributes is derived from the reformulation. Some reformulations subtract infinity from
-    infinity. For infinite inputs, the resulting NaN is also accepted
+    these attributes is derived from the reformulation. For infinite inputs, some reformulations
+    subtract infinity from infinity. The resulting NaN is also accepted
     (:func:`~onnxopt_cli.interpret.bound.error_bound.also_right`). NaN in an input must result in
-    NaN. The following are not reformulations, since they lose accuracy or special values:
+    NaN. The following are not reformulations, because they lose accuracy or special values:
 
     - ``G`` for ``norm_coefficient * X + G`` if norm_coefficient is 0: ignores NaN and Inf in X.
     - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: where the two terms cancel, the
@@ -121,11 +122,10 @@ class Reformulation:
         name: name of the reformulation, unique among the reformulations of its operator.
         replace: replacements of expressions or statements of the formula.
         seen_in: public implementations that compute this way.
-        accurate: Python expression of the attributes that is true if the reformulation is as
-            accurate as the formula for all finite inputs. Empty if the reformulation is as accurate
-            as the formula for all attributes, :data:`NOWHERE` if it is less accurate for all
-            attributes. If ``accurate`` is neither empty nor NOWHERE, ``replace`` must not contain
-            statements.
+        accurate: a Python expression of the attributes. It is true if the reformulation is as
+            accurate as the formula for all finite inputs. An empty text means that this holds for
+            all attributes, and :data:`NOWHERE` that it holds for none. If ``accurate`` is any other
+            expression, ``replace`` must not contain statements.
     """
 
     name: str
@@ -135,7 +135,7 @@ class Reformulation:
 
     def is_accurate(self, attributes: Mapping[str, AttributeValue]) -> bool:
         """Return whether the reformulation is as accurate as the formula with these attributes."""
-        # The expression is evaluated, because it is as trusted as the formula in the same file.
+        # Evaluating the expression is safe: it is as trusted as the formula in the same file.
         return not self.accurate or bool(eval(self.accurate, {}, dict(attributes)))  # noqa: S307
 
     @lru_cache  # noqa: B019 - reformulations live as long as their operators
@@ -174,11 +174,11 @@ AttributeValue = float | str | tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """An input with one element that all tensors of the node share.
+    """An input with one element. All tensors of the node share the input.
 
     Attributes:
         name: the specification's name.
-        dtypes: allowed element types; a plain number in a case has the first of these types.
+        dtypes: allowed element types. A plain number in a case file gets the first of these types.
     """
 
     name: str
@@ -191,14 +191,13 @@ class Attribute:
 
     Attributes:
         name: the specification's name.
-        default: the number, rounded to float32, that applies if the node omits the attribute; None
-            if the attribute is required. A string attribute is always required.
+        default: the value, rounded to float32, if the node omits the attribute; None if the
+            attribute is required. A string attribute is always required.
         choices: the allowed strings; empty if the attribute is a number.
         limits: smallest and largest allowed number, both rounded to float32; None if all numbers
             are allowed.
-        each: whether the attribute is a list, which contains one number for each group or a single
-            number for all groups. For each group, the formula receives only the number of the
-            group.
+        each: whether the attribute is a list. The list contains one number for each group, or a
+            single number for all groups. The formula receives only the number of its group.
     """
 
     name: str
@@ -233,7 +232,7 @@ class Attribute:
 
     @property
     def required(self) -> bool:
-        """True if a node must have the attribute."""
+        """Whether a node must have the attribute."""
         return self.default is None
 
 
@@ -242,11 +241,13 @@ class Attribute:
 class Operator:
     """An operator: its formula, and the signature of its nodes.
 
-    A node may update several tensors at once. The operands of each tensor, such as X, G, V and H,
-    are a group. The inputs of a node are the scalars, followed, for each name in ``tensors``, by
-    one tensor per group. The outputs are, for each name in ``outputs``, one tensor per group. An
-    output with the element type and shape of a scalar is *carried*: the node has it once, and the
-    result for one group is the scalar for the next group.
+    A node may update several tensors at once. The operands of each updated tensor, such as X, G, V
+    and H, form a group. The inputs of a node begin with the scalars. They are followed by one
+    tensor per group for the first name in ``tensors``, then for the second name, and so on.
+    Likewise, the outputs are one tensor per group for each name in ``outputs``.
+
+    An output with the element type and shape of a scalar is *carried*: the node has one such
+    output, and its value for one group is the scalar for the next group.
 
     Attributes:
         name: the node's op_type.
@@ -256,19 +257,19 @@ class Operator:
             function is called as ``formula(*scalars, *tensors, **attributes)`` and returns the
             outputs.
         scalars: inputs that all groups share.
-        tensors: names of a group's tensors; the second and later tensors broadcast to the shape of
-            the first.
-        outputs: for each output, the name of the tensor that has the same element type, or of the
-            scalar that has the same element type and shape. The output of a tensor has the shape of
-            the first tensor of the group.
+        tensors: names of a group's tensors. The second and later tensors are broadcast to the shape
+            of the first.
+        outputs: for each output, the name of the tensor with the same element type. Such an output
+            has the shape of the first tensor of its group. For a carried output, the name of the
+            scalar with the same element type and shape.
         attributes: the node's attributes.
         dtypes: allowed element types of tensors; the tensors of a node may have different types.
         known_mistakes: the known mistakes of this operator.
         reformulations: correct formulas that round differently.
         about: description in one sentence.
         source: reference to the specification.
-        suite: name of the suite with the operator's generated cases; if empty, the suite is named
-            after the last part of the domain.
+        suite: name of the suite with the operator's generated cases. If empty, the name is the last
+            part of the domain.
     """
 
     name: str
@@ -292,7 +293,7 @@ class Operator:
         Raises:
             PicklingError: if the registry has another operator of this name.
         """
-        # The import is late because the registry imports this module.
+        # The registry imports this module, so it can only be imported here.
         registry_module = import_module("onnxopt_cli.operators.registry")
         if registry_module.registry().find(self.domain, self.name) is not self:
             raise PicklingError(f"{self.name} differs from the registered operator of this name")
@@ -331,7 +332,7 @@ class Operator:
         return any("int64" in scalar.dtypes for scalar in self.scalars)
 
     def carries(self, output: str) -> bool:
-        """Return whether all groups share an output, which is carried from group to group."""
+        """Return whether an output is carried from group to group, so that all groups share it."""
         return self.outputs[output] not in self.tensors
 
     @lru_cache  # noqa: B019 - operators live as long as the process

@@ -21,7 +21,7 @@ from onnxopt_cli.errors import UsageError
 from onnxopt_cli.operators.operator import FLOATS, Operator
 from onnxopt_cli.operators.rewrite import formula_tree, rewrite
 
-# The name of the group of entry points by which packages provide operators.
+# Packages provide operators by entry points of this group.
 _GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
@@ -44,8 +44,8 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
         known: the operators that already exist.
 
     Raises:
-        UsageError: naming file and line, if the file fails, defines no operator, or defines an
-            invalid one.
+        UsageError: if the file fails, defines no operator, or defines an invalid operator. The
+            message names the file and the line.
     """
     module = _run(path)
     if sys.stdout and sys.stdout.closed:
@@ -54,22 +54,23 @@ def read_operators(path: Path, known: Iterable[Operator]) -> list[Operator]:
     if not operators:
         raise UsageError(
             f"{printable(shown_path(path))} defines no operator",
-            hint="LION = Operator(...) at the top of the file defines one",
+            hint="define an operator at the top level of the file: LION = Operator(...)",
         )
     _require_valid(operators, known, shown_path(path))
     return operators
 
 
 def installed_operators(known: Iterable[Operator]) -> list[Operator]:
-    """Return the operators of installed packages: entry points of the group onnxopt.operators.
+    """Return the operators of installed packages.
 
-    An entry point is an operator, or a module with operators at the top level.
+    Packages declare entry points of the group ``onnxopt.operators``. An entry point is an operator,
+    or a module with operators at the top level.
 
     Args:
         known: the operators that already exist.
 
     Raises:
-        UsageError: naming the entry point, if it cannot be loaded or is invalid.
+        UsageError: if an entry point cannot be loaded or is invalid. The message names it.
     """
     operators: list[Operator] = []
     for entry_point in entry_points(group=_GROUP):
@@ -84,7 +85,7 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
         new = operators_in(loaded) if isinstance(loaded, ModuleType) else [loaded]
         if not new or not all(isinstance(operator, Operator) for operator in new):
             raise UsageError(
-                f"{printable(where)} of {_GROUP} is not an operator, nor a module with one"
+                f"{printable(where)} of {_GROUP} is neither an operator nor a module with operators"
             )
         _require_valid(new, [*known, *operators], where)
         operators += new

@@ -16,9 +16,9 @@ _SAMPLE_BITS = 14
 def percentile(values: Any, percent: Any) -> Any:
     """Return a percentile of all elements, with linear interpolation.
 
-    Let the n elements be sorted, and h = (n - 1) * percent / 100. If h is an integer, the
-    percentile is the element of rank h, counted from 0. If h is not an integer, the percentile is
-    interpolated between the elements a and b of the ranks below and above h::
+    Let the n elements be sorted in ascending order, and let h = (n - 1) * percent / 100. If h is an
+    integer, the percentile is the element of rank h, counted from 0. If h is not an integer, the
+    percentile is interpolated between the elements a and b of the ranks below and above h::
 
         a + (b - a) * (h - floor(h))
 
@@ -47,10 +47,10 @@ def percentile(values: Any, percent: Any) -> Any:
 
 
 def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
-    """Return the elements of the two integer ranks next to a rank, the lower one first.
+    """Return the elements at the integer ranks below and above a given rank.
 
-    If there are many elements, a sorted sample provides limits between which both elements very
-    probably lie. To save time, only the elements between the limits are partitioned.
+    If there are many elements, a sorted sample provides two limits. Both results very probably lie
+    between these limits, so only the elements between them are partitioned, which saves time.
     """
     lower = int(rank)
     upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE_BITS)

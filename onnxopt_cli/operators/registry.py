@@ -1,9 +1,9 @@
 """The registry of operators that have a formula, and their schemas for onnx.
 
-A registry is an instance: importing this module reads, runs and registers nothing. A command
-creates the registry of its operators and uses the same registry until the command ends. In a
+A registry is an instance, so importing this module does not read, run or register anything. A
+command creates the registry of its operators and uses this registry until the command ends. In a
 worker, and in a program that calls the library, the first call of :func:`registry` creates a
-registry. onnx's checker and type inference need the schemas.
+registry. onnx's checker and type inference need the schemas of the operators.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from onnxopt_cli.operators.operator_file import (
     read_operators,
 )
 
-#: Environment variable with the paths of operator files, separated as in PATH. A command sets the
-#: variable for the processes that the command starts.
+#: Environment variable with the paths of operator files, separated as in PATH. A command sets this
+#: variable for the processes that it starts.
 VARIABLE = "ONNXOPT_OPERATORS"
 
 # The domains of the operators that onnx itself defines.
@@ -73,7 +73,8 @@ class Registry:
         ONNXOPT_OPERATORS contains the paths of files. Both packages and files are executed.
 
         Raises:
-            UsageError: naming the package, or file and line, if it defines no valid operator.
+            UsageError: if a package or file defines an invalid operator, or none. The message names
+                the package, or the file and the line.
         """
         made = cls.builtin()
         made.add(installed_operators(made.operators))
@@ -95,7 +96,8 @@ class Registry:
             path: a Python file; its code runs, with the rights of this process.
 
         Raises:
-            UsageError: naming file and line, if it defines no operator, or an invalid one.
+            UsageError: if the file defines no operator, or an invalid one. The message names the
+                file and the line.
         """
         path = Path(os.path.realpath(path))
         from_elsewhere = [operator for operator in self.operators if operator.file != path]
@@ -122,23 +124,23 @@ class Registry:
         need schemas.
 
         The schemas infer the types of outputs, and their shapes if the shapes of the inputs are
-        known. A schema cannot express that the number of tensors is a multiple of the size of a
-        group, nor that operands broadcast; both rules are checked when a node is computed or
-        lowered.
+        known. A schema cannot express two rules: the number of tensors must be a multiple of the
+        size of a group, and operands must broadcast. Both rules are checked when a node is computed
+        or lowered.
         """
         for operator in self.operators:
             if not defs.has(operator.name, operator.domain):
                 if any(defs.has(operator.name, domain) for domain in _ONNX_DOMAINS):
-                    # onnx.reference reads all schemas at import and identifies them by name,
-                    # without the domain. The import must therefore precede the registration of a
-                    # schema that has the name of one of onnx's own schemas.
+                    # onnx.reference reads all schemas when it is imported, and identifies them by
+                    # name without the domain. Our schema may have the name of one of onnx's own
+                    # schemas, so onnx.reference must be imported before our schema is registered.
                     import_module("onnx.reference")
                 defs.register_schema(_schema(operator))
                 renew()
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this registry in this process, and in processes that start within the context."""
+        """Use this registry in this process and in processes that start within the context."""
         global _in_use  # noqa: PLW0603 - one registry is in use at a time
         before, variable = _in_use, os.environ.get(VARIABLE)
         _in_use = self
@@ -159,7 +161,7 @@ class Registry:
             os.environ[VARIABLE] = os.pathsep.join(map(str, self.files))
 
     def _forget_schemas(self, kept: Registry | None) -> None:
-        """Deregister the schemas of operators in files, except operators of another registry."""
+        """Deregister the schemas of operators in files, except those that ``kept`` also has."""
         kept_operators = kept.operators if kept else []
         for operator in self.operators:
             is_unused = operator.file in self.files and operator not in kept_operators
@@ -183,7 +185,10 @@ def registry() -> Registry:
 
 
 def failing_operator(error: Exception) -> Operator | None:
-    """Return the operator in a user's file whose code raised an exception; None for other code."""
+    """Return the operator in a user's file whose code raised an exception.
+
+    The result is None if other code raised the exception.
+    """
     for operator in registry().operators:
         if operator.file in registry().files and failing_line(error, str(operator.file)):
             return operator

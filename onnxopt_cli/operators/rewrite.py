@@ -1,7 +1,7 @@
 """The source code of formulas: rewriting, text for users, and the differences of mutants.
 
-Known mistakes and reformulations are defined by the expressions in which they differ from the
-formula, not by a second copy of the formula.
+A known mistake or reformulation is not a second copy of the formula. It is defined by the
+expressions in which it differs from the formula.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ _TREES: WeakKeyDictionary[Formula, ast.FunctionDef] = WeakKeyDictionary()
 def rewrite(formula: Formula, replace: Mapping[str, str]) -> Formula:
     """Return the formula with replaced expressions or statements.
 
-    Replacements apply to the original formula, not to the result of other replacements. Where one
-    old expression contains another, only the larger expression is replaced.
+    Replacements apply to the original formula, not to the result of other replacements. If one old
+    expression contains another, only the larger expression is replaced.
 
     Args:
         formula: a plain function with source, or a result of this function.
-        replace: maps an old expression to a new expression, or a statement to any number of
+        replace: maps an old expression to a new expression, or an old statement to any number of
             statements, possibly none. The formatting does not matter.
 
     Raises:
-        ValueError: if the formula lacks an old expression or statement, or a text is not Python.
+        ValueError: if the formula lacks an old expression or statement, or if a text is not valid
+            Python.
     """
     exchange = _Replacement(replace)
     tree = exchange.replaced(_own_tree(formula))
@@ -106,8 +107,8 @@ class _Replacement:
     """
 
     def __init__(self, replace: Mapping[str, str]) -> None:
-        # The key is the dump of an old node. The value is the text of the old node in `replace`,
-        # and the new node or nodes.
+        # A key is the dump of an old node. A value consists of the text of the old node in
+        # `replace`, and of the new node or nodes.
         self._new: dict[str, tuple[str, ast.expr | list[ast.stmt]]] = {}
         for old, new in replace.items():
             statements = _parse(old)
@@ -123,7 +124,10 @@ class _Replacement:
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def replaced(self, part: Any) -> Any:
-        """Return a node or a list of nodes with replacements; without any, the same object."""
+        """Return a node or a list of nodes with replacements.
+
+        If nothing is replaced, the same object is returned.
+        """
         if isinstance(part, list):
             new_items: list[Any] = []
             for item in part:
@@ -148,7 +152,7 @@ class _Replacement:
 
 
 def _copied(part: Any) -> Any:
-    """Return a copy of a node or of a list of nodes, much faster than copy.deepcopy."""
+    """Return a copy of a node or of a list of nodes; much faster than copy.deepcopy."""
     if isinstance(part, list):
         return [_copied(item) for item in part]
     if not isinstance(part, ast.AST) or not part._fields:
@@ -193,9 +197,9 @@ def _has_docstring(function: ast.FunctionDef) -> bool:
 
 
 def formula_difference(formula: Formula, mutant: Formula) -> list[str]:
-    """Return the difference of a mutant from a formula as lines that begin with -, + or a space.
+    """Return the lines of a diff between a formula and a mutant; they begin with -, + or a space.
 
-    The list is empty if mutant and formula are equal, or if one of them has no Python source.
+    The list is empty if the mutant equals the formula, or if either of them has no Python source.
     """
     try:
         trees = formula_tree(formula), formula_tree(mutant)

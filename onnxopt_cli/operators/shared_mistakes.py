@@ -91,7 +91,7 @@ ROOT_AND_EPSILON = mistake_table(f"""
         {ROOT} -> np.sqrt(np.mean(H_new)) + epsilon
 """)
 
-#: The learning rate R with the bias correction of both averages, which start at zero.
+#: The learning rate R with bias correction: both averages start at zero.
 RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
 #: The rate of a step: R, corrected if T is positive.
 CORRECTION = f"np.where(T > 0, {RATE}, R)"
@@ -160,10 +160,10 @@ PERCENT = Attribute("percent", limits=(0.0, 100.0), each=True)
 
 
 def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes of every formula that prunes a tensor of this name.
+    """Return the known mistakes of a formula that prunes the tensor with this name.
 
-    The formula has ``percentile(np.abs(V), percent)``, ``np.abs(V) < threshold`` and
-    ``np.where(np.abs(V) < threshold, 0, V)``, V being the tensor.
+    If the tensor is V, the formula must contain the expressions ``percentile(np.abs(V), percent)``,
+    ``np.abs(V) < threshold`` and ``np.where(np.abs(V) < threshold, 0, V)``.
     """
     magnitude = f"np.abs({tensor})"
     size = f"np.size({tensor})"

@@ -142,7 +142,7 @@ class NodeSample:
 
     @cached_property
     def has_no_finite_output(self) -> bool:
-        """Whether all correct values are 0, infinite or NaN, so that wrong factors are invisible."""
+        """Whether all correct values are 0, infinite or NaN; a wrong factor is then invisible."""
         if self.outputs is None:
             return False
         arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]

@@ -220,17 +220,17 @@ KNOWN_MISTAKES = (
     *REGULARIZED_GRADIENT,
 )
 
-# A condition on the attributes under which the averages change slowly. If the averages change fast,
-# alpha * V is small compared with V, and the rounding error of G - V, which is relative to V, may
-# hide alpha * V and G.
+# A condition on the attributes: the averages change slowly. If they change fast, alpha * V is small
+# compared with V. The rounding error of G - V is relative to V, so it may hide alpha * V and G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
-# A condition that excludes values of norm_coefficient_post near 1. Near 1, X_new -
-# norm_coefficient_post * X_new is small, but has the rounding error of X_new.
+# A condition that excludes values of norm_coefficient_post near 1. For such values, the difference
+# X_new - norm_coefficient_post * X_new is small, but has a rounding error as large as that of
+# X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
-# A condition on the attributes. Without the condition, a division by zero may make X_new infinite,
-# and the difference of two infinities is NaN.
+# A condition on the attributes. If it does not hold, a division by zero may make X_new infinite.
+# Then the difference of two infinities is NaN.
 _FINITE = "abs(alpha) != 1 and epsilon > 0"
-# If beta is 1, the correction of the root is 0, and a quotient by the correction is undefined.
+# If beta is 1, the correction of the root is 0, and a division by the correction is undefined.
 _NO_ROOT = "beta == 1"
 
 REFORMULATIONS = reformulation_table(f"""

@@ -99,8 +99,8 @@ ADMM_GRADIENT = Operator(
     known_mistakes=KNOWN_MISTAKES,
     reformulations=(
         Reformulation("penalty first", {f"G + {_PENALTY}": f"{_PENALTY} + G"}),
-        # W + U is rounded to the digits of W, and Z - U to those of Z. If W and Z cancel, digits of
-        # a small U are missing in the result.
+        # If U is small, W + U is rounded to the precision of W, and U - Z to that of Z. If W and Z
+        # cancel, the lost digits of U are missing in the result.
         Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
         Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
     ),

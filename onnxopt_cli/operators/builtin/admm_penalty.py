@@ -124,8 +124,8 @@ ADMM_PENALTY = Operator(
             "weight on every square", {_SCALED: "np.sum(rho / 2 * (residual * residual))"}
         ),
         Reformulation("squares by a power", {"residual * residual": "residual**2"}),
-        # W + U is rounded to the digits of W, and Z - U to those of Z. If W and Z cancel, digits of
-        # a small U are missing in the result.
+        # If U is small, W + U is rounded to the precision of W, and U - Z to that of Z. If W and Z
+        # cancel, the lost digits of U are missing in the result.
         Reformulation("U added first", {_RESIDUAL: "W + U - Z"}, accurate=NOWHERE),
         Reformulation("Z subtracted from U first", {_RESIDUAL: "U - Z + W"}, accurate=NOWHERE),
     ),

@@ -25,10 +25,10 @@ def admm_update(W: Any, Z: Any, U: Any, *, percent: Any) -> tuple[Any, Any]:  # 
     Z_new to the dual variable.
 
     Layers are independent of each other; each has its own threshold. Let the n magnitudes of a
-    layer be sorted, and h = (n - 1) * percent / 100. If h is an integer, the threshold is the
-    magnitude of rank h, counted from 0. If h is not an integer, the threshold is interpolated
-    between the magnitudes a and b of the ranks below and above h: a + (b - a) * (h - floor(h)), or
-    exactly a if a = b.
+    layer be sorted, and let h = (n - 1) * percent / 100. If h is an integer, the threshold is the
+    magnitude of rank h, counted from 0. If h is not an integer, let a and b be the magnitudes of
+    the ranks below and above h. The threshold is a if a = b, and otherwise
+    a + (b - a) * (h - floor(h)).
 
     - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
       ties, ceil(h) elements become zero. In [1, 1, 1, 1, 2] with percent 60, no element becomes
@@ -111,8 +111,8 @@ ADMM_UPDATE = Operator(
     about="Project weights plus dual variable on sparse weights; update the dual variable.",
     source="Zhang et al. 2018, A Systematic DNN Weight Pruning Framework using ADMM",
     known_mistakes=KNOWN_MISTAKES,
-    # The reformulation that computes U_new from the rounded Z_new is never considered accurate,
-    # because the type of Z_new may be narrower than that of U.
+    # One reformulation computes U_new from the rounded Z_new. It never counts as accurate, because
+    # the type of Z_new may be narrower than that of U.
     reformulations=reformulation_table(f"""
         residual first
             {_U_NEW} -> U_new = V - Z_new

@@ -23,16 +23,17 @@ def magnitude_prune(W: Any, *, percent: Any) -> tuple[Any, Any]:
     zero.
 
     Layers are independent of each other; each has its own threshold. Let the n magnitudes of a
-    layer be sorted, and h = (n - 1) * percent / 100. If h is an integer, the threshold is the
-    magnitude of rank h, counted from 0. If h is not an integer, the threshold is interpolated
-    between the magnitudes a and b of the ranks below and above h: a + (b - a) * (h - floor(h)), or
-    exactly a if a = b.
+    layer be sorted, and let h = (n - 1) * percent / 100. If h is an integer, the threshold is the
+    magnitude of rank h, counted from 0. If h is not an integer, let a and b be the magnitudes of
+    the ranks below and above h. The threshold is a if a = b, and otherwise
+    a + (b - a) * (h - floor(h)).
 
     - Ties: the comparison is strict, so magnitudes equal to the threshold are not pruned. Without
       ties, ceil(h) elements become zero. In [1, 1, 1, 1, 2] with percent 60, no element becomes
       zero.
-    - The mask is 0 for pruned elements, and 1 for others, including zeros that were not pruned: the
-      threshold of [0, 0, 0, 0, 2] with percent 60 is 0, and no magnitude is below it.
+    - The mask is 0 for pruned elements, and 1 for all others, including zeros that are not pruned.
+      For example, the threshold of [0, 0, 0, 0, 2] with percent 60 is 0, and no magnitude is below
+      0.
     - percent 0: the threshold is the smallest magnitude. Nothing becomes zero. percent 100: the
       threshold is the largest magnitude. All smaller elements become zero.
     - A layer of one element is never pruned; an empty layer stays empty.
