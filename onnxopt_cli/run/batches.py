@@ -2,9 +2,9 @@
 
 The models of up to N cases are joined into one model. If the backend fails to run a joined model,
 each half of the batch runs again, down to single cases. The response to a case is therefore either
-a part of the outputs of its batch, or the backend's response to the case alone. If outputs that
-come from a batch are wrong, the runner runs their case again, alone. Thus a failure is never
-attributed to a case that did not cause the failure.
+a part of the outputs of its batch, or the backend's response to the case alone. If outputs from a
+batch are wrong, the runner runs their case again, alone. Thus a failure is only attributed to the
+case that caused it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from onnxopt_cli.core.result import NOT_SENT, Outcome
 from onnxopt_cli.core.values import total_bytes
 from onnxopt_cli.run.executors import Executor, Pending
 
-# The largest number of bytes of the inputs and expected outputs of a case in a batch; larger cases
+# The largest number of bytes of the inputs and expected outputs of a case in a batch. Larger cases
 # run alone.
 _MAX_CASE_BYTES = 1 << 20
-# The limit on the bytes of all cases that await a response; beyond the limit, no further batch is
-# submitted.
+# If the cases that await a response have more bytes than this, no further batch is submitted.
 _MAX_BYTES_AHEAD = 64 << 20
 
 
@@ -40,7 +39,7 @@ class _Batch:
     Attributes:
         requests: the requests of single cases.
         pending: waits for the response to the joined request; None until it is submitted.
-        responses: a response, or the reason for its absence, for each request; empty until the
+        responses: for each request, a response or the reason for its absence; empty until the
             backend has responded.
     """
 
@@ -69,8 +68,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # Sets of operators of the models that failed when they ran alone. A model whose set of
-        # operators has failed does not join a batch.
+        # The sets of operators of the models that failed alone. A model with one of these sets does
+        # not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead
@@ -130,7 +129,7 @@ class BatchExecutor:
         return batch.responses[place]
 
     def _responses(self, requests: Sequence[Request], pending: Pending) -> list[Response | str]:
-        """Return the response to each request; if a joined request failed, run each half again."""
+        """Return the response to each request. If a joined request failed, run each half again."""
         if len(requests) == 1:
             return [self._response_alone(requests[0], pending)]
         response = pending()
@@ -149,14 +148,15 @@ class BatchExecutor:
         failure = _failure(response)
         is_limit = failure in {Outcome.TIMEOUT, Outcome.OOM}
         if is_limit and failure not in map(_failure, responses):
-            # The batch was too large: it exceeded a limit of time or memory, but no smaller part
-            # did.
+            # The batch was too large: the batch exceeded a limit of time or memory, but no smaller
+            # part did.
             self._size = min(self._size, middle)
         return responses
 
     def _response_alone(self, request: Request, pending: Pending) -> Response | str:
         response = pending()
-        # A case that the backend must reject is not joinable: its failure is the correct response.
+        # A case that the backend must reject is not joinable, because its failure is the correct
+        # response.
         if request.joinable and _failure(response) is not None:
             self._failed_alone.add(operators_of(request.model))
         return response
@@ -180,7 +180,7 @@ def _joined(requests: Sequence[Request]) -> Request:
 
 
 def _parts(requests: Sequence[Request], response: Response) -> list[Response]:
-    """Split the response to a joined request into single responses; none after a failure."""
+    """Split the response to a joined request into single responses; empty after a failure."""
     counts = [len(request.model.graph.output) for request in requests]
     outputs = response.outputs
     if outputs is None or len(outputs) != sum(counts):

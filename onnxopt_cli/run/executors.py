@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 
 
 _SERVED = "onnxopt_cli.run.served:open_run"
-# The time limit for a case on a worker of a cluster, as a multiple of the backends' time limits;
-# the worker also runs probes and judges.
+# The time limit for a case on a worker of a cluster, as a multiple of the backends' time limits.
+# The limit is larger because the worker also runs probes and judges.
 _CLUSTER_TIMEOUT_FACTOR = 30
-#: A function that waits for the response to a submitted case; the function returns a reason if the
-#: response is missing.
+#: A function that waits for the response to a submitted case. If the response is missing, the
+#: function returns the reason.
 Pending: TypeAlias = Callable[[], Response | str]
-#: A function that runs a model on the backend with a given name. The function returns the outputs,
-#: or the outcome if the backend returned none.
+#: A function that runs a model on the backend with a given name. It returns the outputs or, if the
+#: backend returned none, the outcome.
 ModelRunner = Callable[[str, onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | Outcome]
 
 
@@ -73,9 +73,10 @@ class Executor(Protocol):
 
     Attributes:
         specification: the specification of the backend.
-        name: the user's name for the backend, or its specification as text; identifies its results.
-        ahead: number of cases to submit before waiting for the response to the first.
-        version: the implementation and its version, as reported by the backend once it is ready;
+        name: the user's name for the backend, or its specification as text. The name identifies the
+            results of the backend.
+        ahead: the number of cases to submit before waiting for the first response.
+        version: the implementation and its version, as the backend reports them once it is ready;
             empty if unknown.
     """
 
@@ -103,7 +104,7 @@ class Executor(Protocol):
 
 
 def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
-    """Return a warning if this system isolates backends incompletely, else an empty string."""
+    """Return a warning if this system isolates backends only partly; else an empty string."""
     unnamed = {split_label(text)[1] for text in backends}
     is_numpy_alone = execution.isolation is None and unnamed == {"numpy"}
     isolated = not is_numpy_alone and execution.isolation is not Isolation.NONE
@@ -121,22 +122,22 @@ def open_executors(
 ) -> Iterator[list[Executor]]:
     """Start backends, and end all of their processes afterwards.
 
-    Backends start in the background; :meth:`Executor.ready` waits for a backend. If the environment
-    of an adapter does not exist, the environment is created before the backends start.
+    Backends start in the background. :meth:`Executor.ready` waits for a backend. If the environment
+    of an adapter does not exist, it is created before the backends start.
 
     Args:
         backends: the specifications of the backends.
         execution: how to run them.
         interruption: set when the user interrupts the run.
-        reference_oracle: an oracle, which gets workers of its own even if the backends are not
-            isolated; None if models without a formula need no oracle.
+        reference_oracle: the reference oracle, whose workers are separate even if the backends are
+            not isolated. None if no model without a formula needs an oracle.
         cluster: the machines on which the backends run; None for this machine.
         open_progress: opens a progress display for the installation of adapters.
 
     Raises:
-        UsageError: if a backend's specification is invalid, two specifications name the same
-            backend, or this system cannot run a backend in processes of its own although that is
-            required.
+        UsageError: if the specification of a backend is invalid, if two specifications name the
+            same backend, or if a backend must run in its own processes and this system does not
+            support that.
     """
     # A worker cannot have more memory than the operating system allows.
     limits = replace(execution.limits, memory=allowed_memory(execution.limits.memory))
@@ -168,8 +169,8 @@ def open_model_runner(
 ) -> Iterator[ModelRunner]:
     """Yield a function that runs models on backends.
 
-    The function starts a backend when the backend is first used. A start that failed is not
-    repeated.
+    The function starts a backend when the backend is first used. After a failed start, it does not
+    try again.
     """
     texts = {backend.name: backend.specification.given for backend in backends}
     with ExitStack() as stack:
@@ -215,7 +216,7 @@ def call_model(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
 class _Pools:
     """Starts pools of workers.
 
-    The pools are ended by :func:`open_executors`.
+    :func:`open_executors` ends the pools.
 
     Args:
         interruption: set when the user interrupts the run.
@@ -228,8 +229,8 @@ class _Pools:
 
     @cached_property
     def _loop(self) -> WorkerLoop:
-        # Imported late, because runs of the backend numpy need no workers and start faster without
-        # the module.
+        # Imported late: runs of the backend numpy need no workers, and start faster without this
+        # module.
         from onnxopt_cli.workers.pool import WorkerLoop
 
         return self.stack.enter_context(closing(WorkerLoop()))
@@ -237,12 +238,12 @@ class _Pools:
     def start(
         self, specification: Specification, execution: Execution, *, closed: bool = False
     ) -> Pool:
-        """Start the first worker of a backend; further workers start when there are cases for them.
+        """Start the first worker of a backend. Further workers start when cases need them.
 
         Args:
             specification: the specification of the backend.
             execution: how to run it.
-            closed: whether to keep other processes from inspecting the workers.
+            closed: whether other processes are kept from inspecting the workers.
         """
         from onnxopt_cli.workers.pool import Pool
         from onnxopt_cli.workers.worker import Worker
@@ -296,9 +297,9 @@ def _start_reference(
 def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
     """Parse the specifications of backends.
 
-    Specifications that differ only in spaces or in the order of options are equal. Two spellings of
-    a path are different backends, because the results of a backend are identified by its
-    specification as text.
+    Specifications that differ only in spaces, or in the order of options, are equal. Two spellings
+    of a path are different backends, because the text of the specification identifies the results
+    of a backend.
 
     Raises:
         UsageError: if a specification is malformed, or if two specifications are equal or have the
@@ -329,10 +330,10 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
 def require_backends(
     backends: Sequence[str], interruption: Interruption, open_progress: OpenProgress
 ) -> None:
-    """Require that backends are known, and that at least one of them is not missing.
+    """Require that all backends are known, and that at least one of them is not missing.
 
-    A plugin is missing if its file does not exist, and an adapter if its environment cannot be
-    created. No code of a backend is executed.
+    A plugin is missing if its file does not exist. An adapter is missing if its environment cannot
+    be created. No code of a backend is executed.
 
     Args:
         backends: the specifications of the backends.
@@ -347,7 +348,7 @@ def require_backends(
     for specification in specifications:
         require_known_name(specification)
     missing = []
-    # Adapters are checked last: if a backend of another kind exists, no adapter is installed here,
+    # Check adapters last. If a backend of another kind exists, no adapter is installed here,
     # because a failed installation would be repeated when the backends are opened.
     for specification in sorted(specifications, key=lambda named: bool(named.adapter)):
         try:
@@ -421,10 +422,10 @@ def _open_remote(
 
 
 def _limits_of(specification: Specification, limits: Limits) -> Limits:
-    """Return the limits of a backend's workers; the option ``timeout`` can only raise the limits.
+    """Return the limits of a backend's workers. The option ``timeout`` can only raise the limits.
 
-    The option also limits the time of each response of a command; several responses may belong to
-    one case.
+    The option also limits the time for each response of a command. A case may need several
+    responses.
     """
     seconds = specification.timeout or 0
     return replace(
@@ -437,8 +438,7 @@ def _limits_of(specification: Specification, limits: Limits) -> Limits:
 def _reference_limits(limits: Limits) -> Limits:
     from onnxopt_cli.workers.worker import forks
 
-    # A forked worker inherits the memory of this process, and the inherited memory counts towards
-    # the worker's limit.
+    # A forked worker inherits the memory of this process, which counts towards the worker's limit.
     inherited = resident(os.getpid()) if limits.memory and forks() else 0
     return replace(limits, memory=limits.memory + inherited)
 
@@ -467,7 +467,7 @@ class NotStarted:
 
     def submit(self, _: Request) -> Pending:
         """Return the reason why the case does not run."""
-        # The result contains the backend's name, so the name is removed from the reason.
+        # Remove the name of the backend from the reason, because the result already contains it.
         problem = start_problem(self._error, self.name, self.specification.text)
         return lambda: f"{NOT_STARTED}{problem}"
 
@@ -493,17 +493,17 @@ def refuse_workers() -> NoReturn:
 
 
 class InProcess:
-    """A backend in the runner's own process; if the backend crashes, so does the runner.
+    """A backend in the process of the runner. If the backend crashes, so does the runner.
 
     Args:
         specification: the specification of the backend.
-        lowering: when the backend is given primitive operators.
+        lowering: the condition under which the backend gets primitive operators.
         limits: the time limits of a backend that is a command.
         interruption: set when the user interrupts the run.
-        open_pool: starts workers, which run all models except single nodes with a formula and their
-            trajectories; None to run all models in this process. The size of a formula's inputs
-            limits the time and memory that the formula takes, and the node is checked first; any
-            other model may loop endlessly or allocate terabytes.
+        open_pool: starts workers; None to run all models in this process. Single nodes with a
+            formula, and their trajectories, do not run in workers. Such a node is checked first,
+            and the size of its inputs limits the time and memory that its formula takes. Any other
+            model may loop endlessly or allocate terabytes.
     """
 
     def __init__(
@@ -535,7 +535,7 @@ class InProcess:
         return executor
 
     def ready(self) -> None:
-        """Do nothing: workers start when a case needs them."""
+        """Do nothing, because workers start when a case needs them."""
 
     def runs_here(self, request: Request) -> bool:
         """Return whether this process, not a worker, runs a case."""
@@ -559,7 +559,8 @@ class InProcess:
     def renew(self) -> None:
         """Create the backend again.
 
-        The new backend shares imported modules, and any state in them, with the previous backend.
+        The new backend shares all imported modules, and any state in them, with the previous
+        backend.
         """
         self._host = self._start()
         if self._pool is not None:

@@ -34,9 +34,10 @@ from onnxopt_cli.oracle.accumulation import (
 )
 from onnxopt_cli.oracle.expected import Expected
 
-#: If a case is skipped because of a limit of onnxopt, the reason begins with this text.
+#: The reason of a skipped case begins with this text if a limit of onnxopt is the cause.
 LIMIT = "limit of onnxopt: "
-#: The largest total size and number of a failing case's outputs that are kept.
+#: The largest total number of bytes and the largest number of a failing case's outputs that are
+#: kept.
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
 _MAX_LISTED_INPUTS = 10
@@ -65,7 +66,7 @@ def out_of_memory_result(case: Case, backend: str) -> Result:
     return _result(case, None, backend, Outcome.OOM, f"{OUT_OF_MEMORY} to judge it")
 
 
-# Outputs may hold any values, so the arithmetic on them may overflow.
+# Outputs may contain any values, so arithmetic on them may overflow.
 @np.errstate(all="ignore")
 def judge(
     case: Case,
@@ -92,8 +93,8 @@ def judge(
     curve: Mapping[int, float] = {}
     note = ""
     if response.failure is Outcome.SKIP and not (
-        # Only a node that violates the signature of its operator may be skipped. A hostile worker
-        # could claim that it skipped any case.
+        # A case may be skipped only if its node violates the signature of its operator. A hostile
+        # worker could claim that it skipped any case.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
         outcome, messages = Outcome.PROTOCOL, ["skipped a case that applies to it"]
@@ -103,7 +104,7 @@ def judge(
         outcome = Outcome.PASS
     elif response.failure is not None or response.outputs is None:
         outcome = response.failure or Outcome.ERROR
-        # The crash may be in onnx, which workers call to lower a model.
+        # The crash may have occurred in onnx, which workers call to lower a model.
         doubtful = outcome in {Outcome.ERROR, Outcome.CRASH}
         if doubtful and (fault := model_fault(problem.model)):
             outcome, messages = Outcome.INVALID, [f"the model does not pass onnx's check: {fault}"]
@@ -117,8 +118,8 @@ def judge(
         if problem.trajectory is not None:
             curve, summary = _course(problem.trajectory.recorded, expected, response.outputs, diffs)
             messages.append(summary)
-        # If a trajectory ended early, the response's message says more than the wrong shapes of the
-        # outputs would.
+        # If a trajectory ended early, the message of the response says more than the wrong shapes
+        # of its outputs.
         if not (response.message or agrees):
             messages.insert(0, wrong_outputs(diffs, tuple(curve)))
     if response.leak and outcome is Outcome.PASS:
@@ -132,8 +133,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the correct result with the fewest wrong elements; results
-    that follow the second reading of a contested question are then not considered.
+    If no correct result matches, return the one with the fewest wrong elements. The results of
+    second readings of contested questions are then not considered.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -167,8 +168,8 @@ def _agreement(
 ) -> tuple[Outcome, str, str]:
     """Return the outcome of compared outputs, a note, and the reason for the outcome, if any.
 
-    A systematic error in outputs that are within their tolerances results in a failure or a note.
-    An element whose tolerance reaches half of its value is inconclusive, unless the backend
+    If outputs within their tolerances have a systematic error, the result is a failure or a note.
+    An element is inconclusive if its tolerance reaches half of its value, unless the backend
     returned exactly the expected value. If all elements are inconclusive, the case is skipped.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
@@ -210,7 +211,7 @@ def _accumulation(
 ) -> AccumulationFinding | None:
     """Return a systematic error of the sums of a node; None if no error is found.
 
-    Outputs are not examined if the backend declares its arithmetic, or if their tolerances are not
+    Outputs are not examined if the backend declares its arithmetic, or if the tolerances are not
     condition estimates.
     """
     nodes = problem.model.graph.node
@@ -234,13 +235,13 @@ def _course(
         recorded: the recorded steps, in the order of the rows.
         expected: the expected result.
         actual: the outputs of the backend, in the graph's order.
-        diffs: the comparison of each output with the expected one.
+        diffs: the comparison of each output with the expected output.
 
     Returns:
-        The largest error / tolerance of each recorded step; infinite if an element with tolerance
-        zero has an error; empty if an output has another type or shape. The second return value is
-        a message with the first step that exceeds the tolerance, and the first step with an
-        inconclusive element.
+        The largest error / tolerance of each recorded step, and a message. The ratio is infinite if
+        an element with a tolerance of zero has an error. The ratios are empty if an output has
+        another type or shape. The message states the first step that exceeds the tolerance, and the
+        first step with an inconclusive element.
     """
     largest, places = _largest_errors(len(recorded), expected, actual)
     messages = []
@@ -318,12 +319,12 @@ def _result(
 def other_defect(result: Result) -> str:
     """Return the part of a failure's message that does not describe wrong outputs; possibly empty.
 
-    The returned part reports a model that should have been rejected, a changed input, or a leak.
+    This part reports a model that should have been rejected, a changed input, or a leak.
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")
-    # The message of a trajectory also contains a summary of the wrong steps, which is not a defect
-    # of its own.
+    # The message of a trajectory also summarizes the wrong steps. The summary does not report a
+    # separate defect.
     return remainder if not steps or remainder.startswith(_INPUTS_CHANGED) else ""
 
 
@@ -342,5 +343,5 @@ def _kept(outputs: Sequence[Value] | None) -> tuple[Value, ...]:
 
 
 def _size(array: Array) -> int:
-    """Return the number of bytes of an array, including the bytes of strings."""
+    """Return the number of bytes of an array, including those of its strings."""
     return array.nbytes + (sum(map(len, array.flat)) if array.dtype == object else 0)

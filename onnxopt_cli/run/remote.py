@@ -38,8 +38,7 @@ class Remote:
     """A backend on every worker of a cluster.
 
     The method :meth:`rows` runs and judges cases on all workers at the same time. All other
-    requests, such as the requests of a rerun or an explanation, are sent to a single worker, in
-    order.
+    requests, for example those of a rerun or an explanation, go to a single worker, in order.
 
     Args:
         specifications: the specifications of all backends of the workers.
@@ -47,7 +46,7 @@ class Remote:
         workers: the workers.
 
     Attributes:
-        workers: the workers, to which other modules may also send requests.
+        workers: the workers. Other modules may also send requests to them.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class Remote:
         """Wait until a worker has started the backend.
 
         Raises:
-            UsageError: if the backend does not exist, or the workers disagree on its version.
-            BackendUnavailable: if the backend does not start, or no worker appears.
+            UsageError: if the backend does not exist, or if the workers disagree on its version.
+            BackendUnavailable: if the backend does not start, or if no worker appears.
         """
         self.workers.ready()
         match self.workers.hello:
@@ -122,7 +121,7 @@ class Remote:
         """Yield the results of each case, one for each of the workers' backends, in order.
 
         Yields:
-            The results; None for a case that a worker cannot judge without this process.
+            The results. None for a case that a worker cannot judge without this process.
         """
         items, files = case_references(cases)
         names = self._names
@@ -148,9 +147,9 @@ class Remote:
 
 
 def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return for each case its id and the path of its file, and the paths of all files it needs.
+    """Return the id and file path of each case, and the paths of all files that it needs.
 
-    For a case of a built-in suite, the path is empty, because each worker has these suites.
+    The path is empty for a case of a built-in suite, because each worker has these suites.
     """
     files = [sorted(map(real_place, case.files())) for case in cases]
     references = [

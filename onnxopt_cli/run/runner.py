@@ -56,23 +56,23 @@ if TYPE_CHECKING:
     from onnxopt_cli.run.remote import Remote
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# The least number of cases with which a run forks; for fewer cases, forking would take longer than
-# it saves.
+# A run forks only if it has at least this number of cases. For fewer cases, forking would take
+# longer than it saves.
 _MIN_PARALLEL_CASES = 20
-# The approximate number of chunks in which cases are distributed to forked processes.
+# Cases are distributed to forked processes in about this number of chunks.
 _CHUNK_COUNT = 1000
 # The largest number of groups of cases in a chunk.
 _MAX_CHUNK_GROUPS = 32
 # The largest number of cases that wait for an earlier case while a worker is starting.
 _MAX_CASES_AHEAD = 500
-# While an earlier case is running, later cases are submitted up to these limits on their total
-# bytes and their number, so that a slow case does not leave other workers idle.
+# While an earlier case is running, later cases are submitted up to these limits on their bytes and
+# their number. A slow case thus does not leave other workers idle.
 _MAX_BYTES_AHEAD, _SMALL_CASES_AHEAD = 32 << 20, 100
-# The largest number of bytes of a case in a forked process; larger cases run in the main process,
+# The largest number of bytes of a case in a forked process. Larger cases run in the main process,
 # one at a time.
 _PARALLEL_MAX_BYTES = 16 << 20
-# Outcomes that may depend on other cases that run at the same time; the main process runs cases
-# with such an outcome again.
+# These outcomes may depend on other cases that run at the same time. The main process runs such
+# cases again.
 _REPEATED_OUTCOMES = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN})
 
 
@@ -83,18 +83,18 @@ class Plan:
     Attributes:
         cases: the cases, in order.
         backends: the backends under test; each case runs on all of them.
-        problems: faults of case files that contain no valid case.
+        problems: the faults of case files that contain no valid case.
         judging: how outputs are judged.
-        max_fail: stop after this number of cases that do not conform; 0 for never.
-        failed: number of cases that already failed in the log from which the run resumes.
-        started: called with a case's id and a backend's name just before the backend runs the
+        max_fail: the number of cases that do not conform after which the run stops; 0 for no limit.
+        failed: the number of cases that already failed in the log from which the run resumes.
+        started: is called with a case's id and a backend's name, just before the backend runs the
             case.
-        review: compares a result with the expectations, given its case; None for a result that
-            concerns no case.
+        review: compares a result with the expectations. It takes the result and its case; the case
+            is None if the result concerns no case.
         interruption: set when the user interrupts the run.
-        vacuity: finds passes that a backend without any computation would also get.
+        vacuity: detects passes that a backend without any computation would also get.
         oracle: returns the expected results.
-        judges: number of processes that run and judge formulas; 1 for this process alone.
+        judges: the number of processes that run and judge formulas; 1 for this process alone.
         remote: runs and judges cases on other machines; None to run them on this one.
     """
 
@@ -124,10 +124,10 @@ def open_plan(
 ) -> Iterator[Plan]:
     """Start backends and yield a plan without cases; end their processes afterwards.
 
-    The arguments are the arguments of :func:`onnxopt_cli.run.executors.open_executors`.
+    The arguments are those of :func:`onnxopt_cli.run.executors.open_executors`.
 
     Raises:
-        UsageError: if a backend's specification is invalid, or two name the same backend.
+        UsageError: if the specification of a backend is invalid, or if two name the same backend.
     """
     reference_oracle = ReferenceOracle(judging)
     if reference_oracle.estimates and set(backends) != {"numpy"}:
@@ -152,8 +152,8 @@ def run(plan: Plan) -> Generator[tuple[Result, ...]]:
 
     Later cases are submitted before the results of earlier cases are yielded, so that no worker is
     idle. After ``max_fail`` failed cases, or when the user interrupts the run, the remaining cases
-    are yielded as not run. After an interrupt, cases that workers have already run are
-    still judged. Failures of workers outside of any case are yielded last.
+    are yielded as not run. Cases that workers have already run before an interrupt are still
+    judged. Failures of workers outside of any case are yielded last.
     """
     remaining, failed = deque(plan.cases), plan.failed
     with closing(_submitted_ahead(plan)) as submissions:
@@ -187,7 +187,7 @@ def _row(
 
 
 def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
-    """Run one case, which need not be in the plan, and return its results."""
+    """Run one case and return its results. The case need not be in the plan."""
     return _judged(plan, _submit(plan, case))
 
 
@@ -198,11 +198,11 @@ class _Submission:
     Attributes:
         case: the case.
         problem: its problem; None if it cannot be loaded.
-        expected: for each backend, the expected result, which may be pending; empty if there is not
-            enough memory.
+        expected: for each backend, the expected result, which may be pending; empty if memory is
+            exhausted.
         responses: for each backend, a function that waits for the response; empty if the case is
             not submitted.
-        skipped: the reason why the case is skipped; empty if it is not.
+        skipped: the reason why the case is skipped; empty if it is not skipped.
     """
 
     case: Case
@@ -213,7 +213,7 @@ class _Submission:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of the inputs and of the expected outputs, as far as they are known."""
+        """The bytes of the inputs and expected outputs, as far as they are known."""
         if self.problem is None:
             return 0
         outputs = _known_outputs(self.problem, self.expected)
@@ -235,8 +235,8 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
     submitted_count = submitted_bytes = 0
     with closing(finished) if finished else nullcontext():
         while True:
-            # A submission holds all values of a case in memory, so the pending submissions are
-            # limited. Finished rows of results are small.
+            # A submission holds all values of a case in memory, so the number of pending
+            # submissions is limited. Finished rows of results are small.
             while submitted_count <= (ahead := _ahead(plan, submitted_bytes)):
                 if plan.interruption.signal:
                     break
@@ -264,7 +264,7 @@ def _submitted_ahead(plan: Plan) -> Generator[_Submission | tuple[Result, ...]]:
 def _ahead(plan: Plan, submitted_bytes: int) -> int:
     """Return the number of cases to submit ahead of judging, given the bytes of pending cases."""
     ahead = max((executor.ahead for executor in plan.backends), default=1)
-    # If the workers run no cases at the same time, an early submission would only be held longer.
+    # If the workers run only one case at a time, an early submission would only be held longer.
     is_parallel = ahead > 1 and not plan.remote
     small = submitted_bytes <= _MAX_BYTES_AHEAD
     return max(ahead, _SMALL_CASES_AHEAD) if is_parallel and small else ahead
@@ -276,8 +276,8 @@ def _submit(plan: Plan, case: Case) -> _Submission:
         responses: tuple[Pending, ...] = ()
         try:
             problem = case.load()
-            # For large inputs, the expected result is computed after the case has been submitted,
-            # at the same time as the workers compute the outputs.
+            # If the inputs are large, submit the case first. The expected result is then computed
+            # while the workers compute the outputs.
             is_large = total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
             is_late = is_large and problem.stored is not None
             expected = () if is_late else _expected(plan, problem)
@@ -307,7 +307,7 @@ def _expected(plan: Plan, problem: Problem) -> tuple[Expected | PendingExpected,
 def _known_outputs(
     problem: Problem, expected: Sequence[Expected | PendingExpected]
 ) -> Mapping[str, Value]:
-    """Return the computed outputs, or the stored outputs while the expected result is pending."""
+    """Return the computed outputs; while the expected result is pending, the stored outputs."""
     computed = [result.outputs for result in expected if isinstance(result, Expected)]
     return computed[0] if computed else problem.stored or {}
 
@@ -338,13 +338,13 @@ def _request(problem: Problem, started: Callable[[], None], expected_bytes: int)
 def _run_stepwise(
     executor: Executor, problem: Problem, started: Callable[[], None]
 ) -> Response | str:
-    """Run the steps of a trajectory, and return the outputs of the recorded steps, stacked.
+    """Run the steps of a trajectory, and return the stacked outputs of the recorded steps.
 
-    Outputs of one step are inputs of the next step. The run ends at the first step whose outputs
-    are missing or cannot be inputs of the next step.
+    The outputs of one step are inputs of the next step. The run ends at the first step whose
+    outputs are missing, or cannot be inputs of the next step.
 
     Args:
-        executor: the backend, which is asked to keep the prepared model for the next step.
+        executor: the backend. It is requested to keep the prepared model for the next step.
         problem: a trajectory, whose model computes one step.
         started: called when the first step starts.
     """
@@ -367,7 +367,7 @@ def _run_stepwise(
             return replace(total, message=f"step {step}: {response.message}")
         outputs, fault = _usable_arrays(response.outputs, names, trajectory, state)
         if fault:
-            # Return the outputs as a single step, so that the diff shows their wrong shape.
+            # Return the outputs as a single step, so that the diff shows that their shape is wrong.
             rows_of_step = [value[np.newaxis, ...] for value in outputs]
             return replace(total, outputs=[*rows_of_step], message=f"step {step}: {fault}")
         named = dict(zip(names, outputs, strict=True))
@@ -392,7 +392,7 @@ def _total(total: Response, response: Response) -> Response:
 def _usable_arrays(
     outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
-    """Return the outputs that are tensors, and a reason if the next step cannot use the outputs."""
+    """Return the outputs that are tensors; also the reason if the next step cannot use them."""
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
@@ -436,7 +436,7 @@ def _result(plan: Plan, submission: _Submission, index: int) -> Result:
         math = executor.specification.math
         result = judge(case, problem, expected, executor.name, response, plan.judging, math)
         if response.batch and result.outcome is not Outcome.PASS:
-            # The failure of a case in a batch may have been caused by other cases of the batch.
+            # Other cases of a batch may have caused the failure of this case.
             return _result_alone(plan, submission, index)
         if result.outcome is not Outcome.PASS:
             return result
@@ -459,8 +459,8 @@ def _resolved(plan: Plan, expected: Expected | PendingExpected) -> Expected | No
     """Wait for an expected result; return None if there is not enough memory.
 
     Raises:
-        _EstimateNotRunError: if a signal may have ended the condition estimate, without which the
-            outputs would be judged by the default tolerance.
+        _EstimateNotRunError: if a signal may have ended the condition estimate. Without the
+            estimate, the outputs would be judged by the default tolerance.
     """
     result = None
     with suppress(MemoryError):
@@ -475,7 +475,7 @@ def _result_alone(plan: Plan, submission: _Submission, index: int) -> Result:
     case, problem, executor = submission.case, submission.problem, plan.backends[index]
     assert problem is not None  # noqa: S101 - the case has run
     started = partial(plan.started, case.id, executor.name)
-    # Outputs of cases in batches are small, so their size does not matter.
+    # The outputs of cases in batches are small, so their size does not matter.
     pending = executor.submit(replace(_request(problem, started, 0), joinable=False))
     responses = (*submission.responses[:index], pending, *submission.responses[index + 1 :])
     return _result(plan, replace(submission, responses=responses), index)
@@ -501,7 +501,7 @@ def _reason_to_stop(plan: Plan, failed: int) -> str:
 
 
 def _fails(results: Sequence[Result]) -> bool:
-    """Return whether a case counts towards ``max_fail``: a backend ran the case and failed."""
+    """Return whether a case counts towards ``max_fail``: a backend ran it, and it failed."""
     return any(not result.conforms and not result.not_started for result in results)
 
 
@@ -516,9 +516,9 @@ def _finished_rows(plan: Plan) -> Generator[tuple[Result, ...] | None]:
 def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
     """Yield the results of each case from a forked process.
 
-    If the main process must run a case, None is yielded. Forked processes run only formulas on the
-    backend ``numpy``, and compute expected results. Any other backend runs in processes of its own,
-    which must not know the expected results.
+    None is yielded for a case that the main process must run. Forked processes run only formulas on
+    the backend ``numpy``, and compute expected results. All other backends run in their own
+    processes, which must not know the expected results.
     """
     formula_backends = [
         executor.without_workers()
@@ -537,9 +537,9 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
         vacuity=plan.vacuity,
         oracle=Oracles(plan.judging, reference_oracle),
     )
-    # A trajectory has two cases with the same location in a file, one for each way to run the
-    # trajectory. One process runs all cases with the same location, so that the error bounds of a
-    # trajectory are derived only once.
+    # A trajectory has two cases with the same location in a file, one for each way to run it. All
+    # cases with the same location run in one process, so that the error bounds of a trajectory are
+    # derived only once.
     groups = [[*group] for _, group in groupby(plan.cases, attrgetter("location"))]
     chunk = min(_MAX_CHUNK_GROUPS, max(1, len(groups) // _CHUNK_COUNT))
     work = partial(_rows_in_fork, forked_plan, os.getpid())
@@ -550,7 +550,7 @@ def _forked(plan: Plan) -> Generator[tuple[Result, ...] | None]:
 def _rows_in_fork(
     plan: Plan, parent: int, cases: Sequence[Case]
 ) -> list[tuple[Result, ...] | None]:
-    """Run and judge cases in a forked process; return None for cases that its parent must run."""
+    """Run and judge cases in a forked process. None stands for a case that the parent must run."""
     is_fork = os.getpid() != parent
     return [_row_of_small_case(plan, case) if is_fork else None for case in cases]
 
@@ -572,7 +572,7 @@ def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
-    """Run a case for another process; return None if the other process must run the case itself."""
+    """Run a case for another process; return None if that process must run the case itself."""
     try:
         results = run_case(plan, case)
     except NeedsWorkersError:
@@ -582,7 +582,7 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results from another process, and share equal strings with this process."""
+    """Review results of another process, and share equal strings with this process."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)
@@ -600,7 +600,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 def _incidents(plan: Plan) -> Iterator[Result]:
     """Yield a result for each stage in which workers of a backend failed outside of any case."""
     for executor in plan.backends:
-        # Several workers may fail in the same stage; the worst failure is kept.
+        # Several workers may fail in the same stage. Keep the worst failure.
         by_place: dict[str, Result] = {}
         for incident in executor.finish():
             case_id, location = f"{OUTSIDE_CASES}/{incident.place}", plan.cases[-1].location

@@ -1,4 +1,4 @@
-"""The requests of a cluster's client that a worker serves: run and judge cases, run models."""
+"""The requests that a worker serves for a cluster's client: run and judge cases, run models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_CACHED_FILES = 64
 def open_run(
     settings: tuple[Sequence[str], Execution, Judging], tree: Path
 ) -> Iterator[tuple[Any, Handler]]:
-    """Start backends; yield their versions, and a function that answers the client's requests.
+    """Start backends. Yield their versions, and a function that answers the client's requests.
 
     Args:
         settings: the backends, how they run, and how their outputs are judged.
@@ -40,7 +40,7 @@ def open_run(
     with open_plan(backends, execution, judging, Interruption()) as opened:
         for backend in opened.backends:
             backend.ready()
-        # Only the client has all cases; the vacuity check selects probes from all cases.
+        # The vacuity check selects probes from all cases, and only the client has all cases.
         plan = replace(opened, vacuity=VacuityCheck(_CasesAtClient()))
         executors = plan.backends
 
@@ -53,8 +53,7 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # The request is the name of a function in another module, which serves the
-                    # request.
+                    # The request names a function in another module, which serves the request.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()
@@ -77,9 +76,9 @@ def open_run(
 
 
 class _CasesAtClient:
-    """Stands in for the client's cases, which a worker lacks although they are needed as probes.
+    """Stands in for the client's cases, which are needed as probes, but which a worker lacks.
 
-    Iteration raises NeedsWorkersError, so that the client runs the case that needs a probe.
+    Iterating raises NeedsWorkersError. The client then runs the case that needs a probe.
     """
 
     def __iter__(self) -> Iterator[Case]:
@@ -91,7 +90,7 @@ def sent_case(tree: Path, memory: int, case_id: str, path: str) -> Case | None:
 
     Args:
         tree: the folder with the case files that the client has sent.
-        memory: maximum size of a case in bytes; 0 for no limit.
+        memory: the largest number of bytes of a case; 0 for no limit.
         case_id: the id of the case.
         path: the path of the case's file at the client; empty for a case of a built-in suite.
     """

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: Versions on which verdicts depend: of onnxopt, Python and packages, and the machine.
+#: The versions on which verdicts depend: those of onnxopt, Python and packages, and the machine.
 VERSIONS = {
     "onnxopt": __version__,
     "python": platform.python_version(),
@@ -86,7 +86,8 @@ VERSIONS = {
     "ml_dtypes": ml_dtypes.__version__,
 }
 _CPU_INFO = Path("/proc/cpuinfo")
-# Environment variables of CI servers that contain the commit; the first that is set is used.
+# Environment variables of CI servers that contain the commit. The first variable that is set is
+# used.
 _COMMIT_VARIABLES = (
     "GITHUB_SHA",
     "CI_COMMIT_SHA",
@@ -109,7 +110,7 @@ _MAX_ORIGIN_CHARS = 300
 #: Restarts a backend, runs the given cases on the backend in order, and returns their results.
 _Restarted = Callable[[Sequence[Case]], list[Result]]
 
-# Outcomes after which the worker is replaced, so that earlier cases have no effect on later cases.
+# After these outcomes, the worker is replaced, so that earlier cases do not affect later ones.
 _WORKER_ENDS = PROCESS_FAILURES - {Outcome.PROTOCOL}
 
 _VERBS = {Outcome.PASS: "passes", Outcome.FAIL: "fails", Outcome.CRASH: "crashes"}
@@ -138,21 +139,21 @@ def open_session(
 
     Args:
         config: the settings of the run.
-        find: collects the cases to choose from, while the backends start.
+        find: collects the cases among which the settings select, while the backends start.
         interruption: set when the user interrupts the run.
         tell: shows a message to the user before the run.
         cluster: the machines on which backends run; None for this machine.
         open_progress: opens a progress display for the installation of adapters.
 
     Raises:
-        OnnxoptError: if a file is wrong or cannot be written, a backend cannot be started, or
+        OnnxoptError: if a file is wrong or cannot be written, if a backend cannot be started, or if
             nothing is selected.
     """
     expectations = Expectations.read(config.expectation_files(), config.judging)
     if not cluster:
-        # An unknown or missing backend is reported before the cases are read, because reading
-        # cases may take long. With a cluster, the machines of the cluster check the backends,
-        # because other backends may be installed on them.
+        # Report an unknown or missing backend before the cases are read, because reading cases may
+        # take long. In a cluster, its machines check the backends, because other backends may be
+        # installed on them.
         require_backends(config.backends, interruption, open_progress)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress
@@ -162,7 +163,7 @@ def open_session(
         snapshot = FileSnapshot()
         snapshot.see_backends(list(dict.fromkeys(config.backends)))
     with ExitStack() as stack:
-        # If the run has a log, all files are hashed before any code of a backend runs.
+        # If the run has a log, hash all files before any code of a backend runs.
         plan = None if snapshot else stack.enter_context(opened)
         with interruption.at_once():
             collection = find()
@@ -189,8 +190,8 @@ def open_session(
         )
         ids = [case.id for case in collection.cases]
         if config.failed_only:
-            # Record the ids of the selected cases: by the time the log is resumed, --lf would
-            # select other cases.
+            # Record the ids of the selected cases. When the log is resumed, --lf would select other
+            # cases.
             filters = replace(config.filters, patterns=tuple(sorted(chosen)))
             config = replace(config, filters=filters)
         session = Session(filled, config, expectations, ids, suites, left_out, cluster)
@@ -236,11 +237,11 @@ def _identity(executor: Executor) -> BackendIdentity:
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
     """Wait until the backends have started.
 
-    A backend that fails to start does not stop the others.
+    If a backend fails to start, the others continue.
 
     Raises:
         UsageError: if a backend does not exist.
-        BackendUnavailable: if no backend starts, or any backend of a cluster fails to start.
+        BackendUnavailable: if no backend starts, or if any backend of a cluster fails to start.
     """
     executors: list[Executor] = []
     errors = []
@@ -261,13 +262,13 @@ class Session:
     """A run in progress, created by :func:`open_session`.
 
     Attributes:
-        plan: the cases, the backends, and the functions that write the log and review results.
+        plan: the cases and backends, and the functions that write the log and review results.
         config: the settings of the run.
         cluster: the machines on which backends run; None for this machine.
         expectations: the expectations on the results of the cases.
-        ids: ids of all cases, selected or not.
+        ids: the ids of all cases, selected or not.
         results: the results by case and backend, in the order of their arrival.
-        began: start time by ``perf_counter``.
+        began: the time of the start by ``perf_counter``.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class Session:
         self.expectations = expectations
         self.ids = ids
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # Incomplete isolation is also recorded, because verdicts may depend on it.
+        # Incomplete isolation is recorded as well, because verdicts may depend on it.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {executor.name: _identity(executor) for executor in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
@@ -309,7 +310,8 @@ class Session:
     def begin(self, snapshot: FileSnapshot, cases: CaseList) -> None:
         """Open the log.
 
-        With ``--resume``, the results in the log are loaded, so that only the other cases run.
+        With ``--resume``, the results are loaded from the log, so that only the remaining cases
+        run.
 
         Args:
             snapshot: hashes of the files of backends and cases, taken before any backend started.
@@ -350,7 +352,7 @@ class Session:
             self._writer.write({"record": "resume", "at": time_now()})
 
     def rows(self) -> Iterator[tuple[Result, ...]]:
-        """Yield the results of each case, one for each backend; resumed results come first."""
+        """Yield the results of each case, one for each backend. Resumed results come first."""
         names = list(self._backends)
         resumed_ids = {case for case, _ in self.results}
         for case in [case for case in self.plan.cases if case.id in resumed_ids]:
@@ -364,14 +366,14 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # The resumed log may also contain a failure outside of any case; the worse of the
-                # logged failure and the new failure is kept.
+                # The resumed log may contain another failure outside of any case. Keep the worse of
+                # both failures.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
 
     def rerun(self) -> Iterator[Result]:
-        """Run again the cases that did not conform, and yield the new results."""
+        """Run the cases that did not conform again, and yield the new results."""
         if self._log and self._log.finished:
             return
 
@@ -401,13 +403,13 @@ class Session:
                 yield result
 
     def finish(self, explanations: Sequence[Explanation]) -> RunRecord:
-        """End the run and its log, and return its record with explanations of the failures."""
+        """End the run and its log. Return the run's record, with explanations of failures."""
         plan = self.plan
         expectations, backends = self.expectations, self._record.backends
         findings = expectations.findings(self.ids, backends) if expectations.layers else ()
         faults: Iterable[Fault] = self._snapshot.changed() if self._snapshot else ()
         if self._log and self._log.finished:
-            # A finished log already contains the faults that were found at the end of its run.
+            # A finished log already contains the faults that were detected at the end of its run.
             faults = self._log.record.problems
         problems = tuple(dict.fromkeys((*plan.problems, *faults)))
         results = tuple(self.results.values())
@@ -439,7 +441,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load the results of cases that ran on all backends, or all results of a finished log."""
+        """Load the results of cases that ran on all backends; of a finished log, all results."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin
@@ -521,19 +523,19 @@ def _restarted_backend(
 ) -> Iterator[_Restarted]:
     """Yield a function that runs cases on a backend in order.
 
-    The function restarts the backend before each call. The function raises _RunInterrupted if the
-    user interrupts the run.
+    Before each call, the function restarts the backend. If the user interrupts the run, the
+    function raises _RunInterrupted.
 
     Args:
         plan: the plan of the run.
-        backend: the backend, as it is given to ``-b``.
+        backend: the backend, in the form of the option ``-b``.
         execution: how to run the backend.
         cluster: the machines on which the backend runs; None for this machine.
 
     Raises:
-        BackendUnavailable: if the backend does not start again.
+        BackendUnavailable: if the backend cannot be restarted.
     """
-    # The plan of a rerun does not write to the log; the caller logs the result of the rerun.
+    # The plan of a rerun writes no log. The caller logs the result of the rerun.
     one_worker = replace(execution, jobs=1)
     opened = open_plan([backend], one_worker, plan.judging, plan.interruption, cluster)
     with opened as fresh:
@@ -564,8 +566,8 @@ def _run_again(
 ) -> Iterator[Result]:
     """Yield each suspect whose outcome may change, with a reason if the outcome is flaky.
 
-    Each suspect runs alone several times; then it runs after the cases that preceded it. If the
-    outcome depends on preceding cases, a search finds the case that changes the outcome.
+    Each suspect runs alone several times. It then runs once more, after the cases that preceded it.
+    If the outcome depends on preceding cases, a search finds the case that changes it.
 
     Args:
         cases: the cases of the run, in order.
@@ -575,8 +577,8 @@ def _run_again(
         times: how often each suspect runs alone, at least once.
     """
     by_id = {case.id: case for case in cases}
-    # For each suspect that has the same outcome each time it runs alone: the suspect's result in
-    # the run, and its outcome when it runs alone.
+    # Suspects that have the same outcome each time they run alone. Each entry has the suspect's
+    # result in the run, and its outcome when it runs alone.
     stable_alone: list[tuple[Result, Outcome]] = []
     for result in suspects:
         if result.outcome in SETTLED:
@@ -599,7 +601,7 @@ def _run_again(
         case = by_id[result.case]
         outcome_in_order = in_order.get(result.case, outcome)
         if result.case not in in_order and outcome is not result.outcome:
-            # The worker ended while it ran the suspect, so the suspect was left out when all cases
+            # The worker ended during the suspect. The suspect was therefore left out when all cases
             # ran again in order.
             outcome_in_order = restarted([*before, case])[-1].outcome
         if outcome_in_order is not outcome:
@@ -630,8 +632,8 @@ def _dependence(
             return f"{verb} only after {printable(culprit.id)}"
     if not same_after(before):
         return f"{verb} only in some runs"
-    # Search for the shortest sequence of consecutive cases, ending just before the suspect, that
-    # leads to the same outcome. The first case of the shortest sequence is the culprit.
+    # Search for the shortest sequence of consecutive cases that ends just before the suspect and
+    # leads to the same outcome. The first case of this sequence is the culprit.
     starts = range(1, len(before))
     culprit = before[bisect_left(starts, True, key=lambda start: not same_after(before[start:]))]
     if not same_after([culprit]):

@@ -1,9 +1,8 @@
 """The vacuity check: whether a backend that computes nothing would also pass.
 
 A backend that rejects every model passes the rejection cases. A backend that returns its inputs,
-zeros or NaN passes the cases in which the expected outputs are inputs, zeros or NaN. A pass that
-needs no computation counts only if the backend also passes a probe: a similar node with valid,
-nontrivial inputs.
+zeros or NaN passes the cases that expect exactly these outputs. If a pass needs no computation, it
+counts only if the backend also passes a probe: a similar node with valid, nontrivial inputs.
 """
 
 from __future__ import annotations
@@ -50,39 +49,39 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case_template import Author
 
 
-# Largest number of cases that serve as probes of one operator without a formula.
+# The largest number of cases that serve as probes of one operator without a formula.
 _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
-# Shape of the first tensors of a plain node if the inputs of the original node cannot be used.
+# The shape of the first tensors of a plain node if the inputs of the original node cannot be used.
 _PLAIN_SHAPE = (3,)
-# Factor by which the inputs of the first node of a pair are multiplied for the second node. The
-# factor is positive, so that signs do not change.
+# The inputs of the second node of a pair are those of the first node times this factor. The factor
+# is positive, so that signs do not change.
 _FACTOR = 1.25
-# Values of T for plain nodes.
+# The values of T for plain nodes.
 _COUNTS = (0, 1, 10)
-# Number of elements that are compared first, since different tensors usually differ in their first
+# This number of elements is compared first, because different tensors usually differ in their first
 # elements.
 _FIRST_ELEMENTS = 64
 
 
 class ProbeNotRunError(Exception):
-    """A probe was not run: the run or the backend has ended, as the message states."""
+    """Raised if the run or the backend ended before a probe ran. The message says why."""
 
 
 @dataclass(eq=False)
 class VacuityCheck:
-    """Records which operators each backend computes; a backend runs each probe only once.
+    """Records which operators each backend computes. A backend runs each probe only once.
 
     Attributes:
-        probe_cases: cases that serve as probes of operators without a formula.
+        probe_cases: the cases that serve as probes of operators without a formula.
     """
 
     probe_cases: Iterable[Case] = ()
-    # The fault of a probe's outputs, by backend and probe; empty if the outputs are correct.
+    # By backend and probe, the fault of the probe's outputs; empty if the outputs are correct.
     _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def reason(self, executor: Executor, problem: Problem, response: Response) -> str:
-        """Return why a pass is vacuous; empty if it is not.
+        """Return why a pass is vacuous; empty if it is not vacuous.
 
         Args:
             executor: the backend, on which probes may run.
@@ -114,7 +113,7 @@ class VacuityCheck:
     def _finding_for_pair(
         self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None
     ) -> str:
-        """Return why a backend does not compute a pair of nodes; empty if it does.
+        """Return why a backend does not compute a pair of nodes; empty if it computes them.
 
         The reason completes a sentence whose subject is the backend or the pass.
         """
@@ -129,7 +128,7 @@ class VacuityCheck:
     def _reason_without_formula(
         self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
-        """Return why a correct result is vacuous; empty if it is not, or if no probe exists."""
+        """Return why a correct result is vacuous; empty if it is not, or if there is no probe."""
         nodes = problem.model.graph.node
         if _computed(outputs, problem):
             if len(nodes) == 1:
@@ -162,8 +161,8 @@ class VacuityCheck:
         Args:
             executor: the backend.
             node: the node.
-            types: the element types of the case's inputs; None for a rejection case, for which the
-                node cases of onnx are also probes.
+            types: the element types of the case's inputs. None for a rejection case, for which
+                onnx's node cases also serve as probes.
         """
         operator = registry().find(node.domain, node.op_type)
         if operator is not None:
@@ -179,7 +178,7 @@ class VacuityCheck:
 
                 cases = corpus("onnx-node")[0]
                 finding = _run_probe_cases(executor, node.op_type, cases, types)
-            # One correctly computed probe is enough for all element types.
+            # One probe that is computed correctly is enough for all element types.
             findings[(*key, types) if finding else key] = finding
         return findings.get((*key, types), "")
 
@@ -199,8 +198,8 @@ def _run_probe_cases(
         response = _response(executor, problem.model, problem.inputs)
         if _computed(response.outputs or (), problem):
             return ""
-        # A runtime that does not support all types of an operator may report the missing support as
-        # any error.
+        # A runtime may support only some types of an operator, and may report a missing type by any
+        # error.
         has_other_types = types is not None and not _types(problem) <= types
         ignored = Outcome.UNSUPPORTED, *((Outcome.ERROR,) if has_other_types else ())
         count += response.failure not in ignored
@@ -230,9 +229,8 @@ def _run_pair(executor: Executor, pair: tuple[PlainNode, PlainNode]) -> str:
 
 
 def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
-    """Yield the cases with a single node of an operator and at least one nontrivial output."""
-    # Most cases do not state their operators before they are loaded, and loading all cases takes
-    # long.
+    """Yield cases with a single node of an operator, and with at least one nontrivial output."""
+    # Most cases state their operators only after they are loaded, and loading all cases takes long.
     stating, others = [], []
     for case in cases:
         if not case.operators:
@@ -264,7 +262,7 @@ def _computed(outputs: Sequence[Value], problem: Problem) -> bool:
 
 
 def _varies(value: Array, problem: Problem) -> bool:
-    """Return whether a tensor has at least two different elements and is not an input."""
+    """Return whether a tensor is not an input and has at least two different elements."""
     first = value.reshape(-1)[0]
     has_numbers = (value == value).any()  # noqa: PLR0124 - False for NaN of any type
     return bool((value != first).any() and has_numbers) and not _is_an_input(value, problem.inputs)
@@ -280,7 +278,7 @@ def _is_new(value: Array, problem: Problem) -> bool:
 
 
 def _likelihood(case: Case, lower_name: str) -> int:
-    """Return a score of how likely a case is to have an operator; 0 if it is impossible.
+    """Return a score for how likely a case has an operator; 0 if it cannot have the operator.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
@@ -304,7 +302,7 @@ def _response(executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, V
 
 
 class PlainNode(NamedTuple):
-    """A node that a correct backend accepts, and whose outputs show whether a backend computes it.
+    """A node that a correct backend accepts. Its outputs show whether a backend computes it.
 
     The correct outputs differ from the inputs.
 
@@ -312,7 +310,7 @@ class PlainNode(NamedTuple):
         model: the model of the node.
         inputs: the inputs by name, in the node's order.
         expected: the correct outputs, in the node's order.
-        rounded: the outputs with every operation rounded to the node's types, in which large
+        rounded: the outputs if every operation is rounded to the node's types. In them, large
             numbers may have absorbed small ones.
     """
 
@@ -325,11 +323,11 @@ class PlainNode(NamedTuple):
 def plain_pair(
     operator: Operator, node: onnx.NodeProto, inputs: Mapping[str, Value]
 ) -> tuple[PlainNode, PlainNode] | None:
-    """Return two nontrivial nodes similar to the given node; the second has scaled inputs.
+    """Return two nontrivial nodes similar to a given node. The second node has scaled inputs.
 
     Attributes and inputs that violate the signature are replaced by valid values. If the correct
-    outputs are still trivial (empty, constant or equal to inputs), all values are replaced, whereas
-    element types and the number of tensors stay.
+    outputs are still trivial (empty, constant or equal to inputs), all values are replaced. Element
+    types and the number of tensors remain.
 
     Args:
         operator: the operator of the node.
@@ -358,13 +356,13 @@ def plain_pair(
     }
     similar.update(_allowed(operator, node, groups))
     scalars = {scalar.name for scalar in operator.scalars}
-    # Some operators change their tensors only for certain values of T.
+    # Some operators change their tensors only for some values of T.
     attempts: list[tuple[Attributes, bool, int | None]] = [
         (similar, True, None),
         (similar, False, None),
         *((ordinary, False, count) for count in (None, *_COUNTS)),
     ]
-    # Outputs that depend only on the signs of inputs are not changed by a positive factor.
+    # A positive factor does not change outputs that depend only on the signs of inputs.
     for factor, (attributes, keep, count) in product((_FACTOR, -_FACTOR), attempts):
         try:
             operands = _operands(author, arrays, groups, count, keep=keep)
@@ -386,8 +384,8 @@ def plain_pair(
 def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Value]]) -> bool:
     """Return whether a backend must have computed the outputs that it returned for both nodes.
 
-    The answer is true if at least one output differs from all inputs and between the two nodes. The
-    values need not be correct.
+    This is so if at least one output differs from all inputs, and also differs between the two
+    nodes. The values need not be correct.
     """
     for right, first, second in zip(pair[0].expected, *returned, strict=False):
         if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray):
@@ -402,7 +400,7 @@ def computes(pair: tuple[PlainNode, PlainNode], returned: Sequence[Sequence[Valu
 def is_trivial(outputs: Sequence[Value], inputs: Mapping[str, Value]) -> bool:
     """Return whether a backend that computes nothing could return the outputs.
 
-    The answer is true if each output is empty, zero, NaN, or equal to an input.
+    This is so if each output is empty, zero, NaN, or equal to an input.
     """
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     return len(arrays) == len(outputs) and all(
@@ -425,7 +423,7 @@ def _is_an_input(value: Array, inputs: Mapping[str, Value]) -> bool:
 
 
 def _same(array: Array, reference: Array) -> bool:
-    """Return whether elements equal a reshaped or broadcast reference; NaN equals NaN."""
+    """Return whether an array equals a reshaped or broadcast reference; NaN equals NaN."""
     if array.size and reference.size:
         # Different tensors usually differ in their first elements.
         first, second = array.item(0), reference.item(0)
@@ -470,7 +468,7 @@ def _operands(
         arrays: the inputs of the original node, by the operator's names.
         groups: the number of tensors that the node optimizes.
         count: the value of T; None to keep the node's T.
-        keep: whether to keep the original inputs that are valid, instead of their types only.
+        keep: whether valid original inputs are kept; otherwise, only their types are kept.
     """
     operator = author.operator
     names = operator.input_names(groups)
@@ -511,7 +509,7 @@ def _plain(operator: Operator, attributes: Attributes, operands: Mapping[str, Ar
     return _plain_of(operator, tuple(attributes.items()), tuple(tensors))
 
 
-# The result is cached, since most rejection cases of an operator lead to the same nodes.
+# The result is cached, because most rejection cases of an operator lead to the same nodes.
 @lru_cache(maxsize=64)
 def _plain_of(
     operator: Operator,
