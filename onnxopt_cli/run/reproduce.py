@@ -1,8 +1,8 @@
 """Comparison of a backend with a wrong implementation: do both return the same outputs?
 
-Known mistakes of an operator with a formula are evaluated in this process and compared within error
-bounds. Known mistakes of an operator without a formula are computed by onnx's corrected reference
-in a forked process and compared within multiples of the machine epsilon.
+If the operator has a formula, its known mistakes are evaluated in this process and compared within
+error bounds. Otherwise, onnx's corrected reference computes the known mistakes in a forked process,
+and they are compared within multiples of the machine epsilon.
 """
 
 from __future__ import annotations
@@ -51,29 +51,27 @@ from onnxopt_cli.workers.forked_processes import (
     time_limit,
 )
 
-#: The relative rounding error that every implementation may have, in machine epsilons.
+#: The relative rounding error that any implementation may have, in machine epsilons.
 MAX_EPSILONS = 4.0
-# The largest factor by which the rounding error of a wrong implementation may exceed that of the
-# formula, unless rounding is the defect.
+# The rounding error of a wrong implementation may exceed that of the formula by at most this
+# factor, unless rounding is the defect.
 _MAX_EXTRA_ROUNDING = 1000.0
-# A wrong implementation can return an element within the tolerance of the correct value by chance.
-# The probability is about the ratio of the tolerance of the correct value to the error bound of the
-# wrong implementation. Below this ratio, an element is considered unlikely to be within the
-# tolerance by chance.
+# A wrong implementation may return an element within the tolerance of the correct value by chance.
+# The probability is about the tolerance of the correct value, divided by the error bound of the
+# wrong implementation. If the quotient is below this limit, chance is considered unlikely.
 _UNLIKELY = 0.01
 #: The reason why a node of an operator without a formula cannot be compared with known mistakes.
 WITHOUT_FORMULA = "without formula"
 
-#: The number of a backend's wrong elements that a mistake must reproduce, unless generated nodes
-#: confirm the mistake. An element of a boolean output counts as a quarter of an element.
+#: A mistake must reproduce at least this number of a backend's wrong elements, unless generated
+#: nodes confirm the mistake. An element of a boolean output counts as a quarter.
 MIN_ELEMENTS_ALIKE = 3.0
-# Limits of the process that computes a mistake.
+# The limits of the process that computes a mistake: seconds and bytes.
 _SECONDS, _BYTES = 10.0, 1 << 30
 # A mistake reproduces a wrong element of a backend if the two differ by at most this share of the
 # element's error.
 _NEAR_SHARE = 0.02
-# The names of mistakes that compute in a coarser type than the types of the tensors, and the
-# coarser type of each.
+# For each mistake that computes in a coarser type than the types of the tensors, the coarser type.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),
@@ -89,8 +87,8 @@ class Observation:
         call: the node and its inputs.
         expected: the expected result by which the run judged; empty after an error.
         returned: the wrong outputs of the backend; empty if it returned none.
-        is_plain: whether the graph of the case declares exactly the inputs and outputs of its node,
-            in the node's order, as the graph of a generated call does.
+        is_plain: whether the graph declares exactly the inputs and outputs of the node, in the
+            node's order. The graph of a generated call does so.
     """
 
     case: str
@@ -145,8 +143,8 @@ def observe(result: Result, case: Case | None, judging: Judging) -> Observation 
         return "not readable"
     if result.outcome is not Outcome.FAIL:
         return observation
-    # A backend returns outputs in the graph's order, whereas an implementation returns them in the
-    # node's order.
+    # A backend returns outputs in the order of the graph, and an implementation returns them in the
+    # order of the node.
     order = [[*expected.outputs].index(name) for name in observation.expected.outputs]
     return _with_returned(observation, result, judging, order)
 
@@ -174,7 +172,7 @@ def _with_returned(
         large = total_bytes(observation.expected.outputs.values()) > KEPT_BYTES
         return "large" if large else "not kept"
     if result.diffs and not result.wrong:
-        # The failure has another cause than wrong outputs, for example changed inputs.
+        # The failure has another cause than wrong outputs, such as changed inputs.
         return "with right values"
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
@@ -197,7 +195,7 @@ def unlike_mistakes(
         result: a failure.
         case: its case; None if it was not found.
         judging: how the run judged outputs.
-        names: names of known mistakes of the operator, which act together.
+        names: the names of known mistakes of the operator. The mistakes act together.
     """
     observation = observe(result, case, judging)
     if observation == WITHOUT_FORMULA and case is not None:
@@ -231,15 +229,15 @@ def conforms(outputs: Sequence[Array], observation: Observation, judging: Judgin
 
 
 def agrees_with(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
-    """Return whether a backend with a mistake can pass a case that passed in the run."""
+    """Return whether a backend with a mistake could pass a case that passed in the run."""
     outputs = implementation.run(observation.call)
     if conforms(outputs, observation, judging):
         return True
     rounds = implementation.rounds or implementation.precision is not None
     if not rounds or len(outputs) != len(observation.expected.outputs):
         return False
-    # In another order of operations, the outputs of the mistake may be rounded to the correct
-    # values.
+    # If the operations are ordered differently, the outputs of the mistake may be rounded to the
+    # correct values.
     limits = _own_limits(implementation, observation.call, outputs, implementation.precision)
     right = [
         output for output in observation.expected.outputs.values() if isinstance(output, np.ndarray)
@@ -289,8 +287,8 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:
     """Return whether two responses to the same inputs differ by more than roundings.
 
-    Responses with different types or shapes differ. Values are compared only if both responses have
-    the expected types and shapes.
+    Responses with different types or shapes always differ. Values are compared only if both
+    responses have the expected types and shapes.
     """
     structure = [(output.dtype, output.shape) for output in first]
     expected = [(branch.expected.dtype, branch.expected.shape) for branch in right]
@@ -316,10 +314,10 @@ def refuses(implementation: Implementation, observation: Observation) -> bool:
 def _returns(
     implementation: Implementation, outputs: Sequence[Array], observation: Observation
 ) -> bool:
-    """Return whether a backend returned an implementation's outputs, up to rounding.
+    """Return whether a backend returned the outputs of an implementation, up to rounding.
 
     Tolerances are tried in increasing order of cost: a few epsilons, the error bound of the
-    formula, the error bound of the mistake itself.
+    formula, and the error bound of the mistake itself.
     """
     returned = observation.returned
     if [(output.dtype, output.shape) for output in outputs] != [
@@ -329,7 +327,7 @@ def _returns(
     coarse = _coarse_type(implementation, outputs, observation.call)
     fits = not coarse or all(_fits(output, coarse) for output in returned)
     limits = [_rounding(output) for output in outputs]
-    # If a mistake rounds some outputs to a coarser type, its other outputs may be unrounded.
+    # If a mistake rounds some outputs to a coarser type, it may leave its other outputs unrounded.
     may_have_all_digits = fits or implementation.precision is None
     if may_have_all_digits and agree([*map(Branch, outputs, limits)], returned):
         return True
@@ -382,7 +380,7 @@ def _fits(output: Array, dtype: np.dtype[Any]) -> bool:
 def _coarse_type(
     implementation: Implementation, outputs: Sequence[Array], call: Call[Array]
 ) -> np.dtype[Any] | None:
-    """Return the type in which a mistake computes if it is coarser than the outputs' type."""
+    """Return the type in which a mistake computes, if it is coarser than the outputs' type."""
     if implementation.precision is not None:
         return implementation.precision
     for output, (like, _) in zip(outputs, call.sources, strict=False):
@@ -403,8 +401,8 @@ def _own_limits(
         implementation: the mistake.
         call: the node.
         outputs: the outputs of the mistake.
-        coarse: the type to which all values are rounded if it is coarser than the tensors' types;
-            else None.
+        coarse: the type to which all values are rounded, if it is coarser than the types of the
+            tensors; else None.
     """
     if implementation.compute is not evaluate and coarse is None:
         return []
@@ -418,8 +416,8 @@ def _own_limits(
         output.shape for output in outputs
     ]:
         return []
-    # The exact output of the mistake always agrees, even if the error bound is centred on another
-    # value.
+    # The exact output of the mistake always agrees, even if the error bound has another value as
+    # its center.
     return [
         Branch(output, np.zeros(output.shape), derived_output.branch)
         for output, derived_output in zip(outputs, limits, strict=True)
@@ -427,7 +425,7 @@ def _own_limits(
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
-    """Return a call whose floats of higher precision are converted to a type."""
+    """Return a call in which more precise floats are converted to a given type."""
 
     def cast(array: Array) -> Array:
         fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize
@@ -458,13 +456,13 @@ def agree(expected: Sequence[Branch], outputs: Sequence[Array]) -> bool:
 def unlike_node_mistake(result: Result, problem: Problem, names: Sequence[str]) -> str:
     """Return how a failure differs from the failure that a known mistake causes.
 
-    The text is empty if the failures are equal. The mistake is computed by onnx's corrected
-    reference in a forked process, since a model is not trusted.
+    The text is empty if the failures are equal. The model is not trusted, so onnx's corrected
+    reference computes the mistake in a forked process.
 
     Args:
         result: a failure.
-        problem: its case, a model of one node of an operator of ONNX without a formula.
-        names: the name of one known mistake; several mistakes of such an operator cannot act
+        problem: its case: a model of one node, whose operator belongs to ONNX and has no formula.
+        names: the name of one known mistake. Several mistakes of such an operator cannot act
             together.
     """
     (node,) = problem.model.graph.node
@@ -578,8 +576,7 @@ def _floats_alike(
             return None
         epsilon, roundings = float(np.finfo(coarse).eps), 16
     finite = np.abs(wide[np.isfinite(wide)])
-    # The median is used, because a few large elements do not show how all other elements are
-    # rounded.
+    # Use the median, because a few large elements do not show how all other elements are rounded.
     scale = float(np.median(finite)) if finite.size else 0.0
     limit = roundings * epsilon * (np.abs(wide) + scale)
     distance = absolute_distance(wide, returned)

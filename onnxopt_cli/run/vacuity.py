@@ -128,7 +128,7 @@ class VacuityCheck:
     def _reason_without_formula(
         self, executor: Executor, problem: Problem, outputs: Sequence[Value]
     ) -> str:
-        """Return why a correct result is vacuous; empty if it is not, or if there is no probe."""
+        """Return why a correct result is vacuous; empty if it is not, or if no probe exists."""
         nodes = problem.model.graph.node
         if _computed(outputs, problem):
             if len(nodes) == 1:

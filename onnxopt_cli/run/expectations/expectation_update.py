@@ -41,25 +41,24 @@ from onnxopt_cli.run.expectations.expectations import (
 from onnxopt_cli.run.judge import other_defect
 
 _LOCK_SECONDS = 5.0
-# If the failures of a cause have more different combinations of wrong outputs than this number, the
-# entries of the cause do not list the wrong outputs.
+# If the failures of a cause have more combinations of wrong outputs than this, the entries do not
+# list the wrong outputs.
 _MAX_OUTPUT_SETS = 4
 _MAX_REASON_CHARS = 200
-# Fields of an entry that describe a failure: pairs of the name of a field and its list of words.
+# The fields of an entry that describe a failure: pairs of a name and a list of words.
 _Described: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 _EMPTY = "onnxopt-expect: 1\nexpect:\n"
 _COMMENT = re.compile(r"\s+#.*$")
 _LIST = "expect"
-# The largest number of characters of a list on a single line; longer lists have one item per line.
+# The largest number of characters of a list on a single line. A longer list has one item per line.
 _MAX_LIST_CHARS = 60
 # A top-level field of the file.
 _TOP = re.compile(r"[A-Za-z-]+\s*:")
-#: A glob must match at least this number of ids. If fewer ids match, a list of ids is clearer than
-#: a glob.
+#: A glob must match at least this number of ids. For fewer ids, a list of ids is clearer.
 MIN_MATCHES = 3
 _SEPARATOR = re.compile(r"[/_.\-]")
-# No globs are derived from an id with more separators than this number, because the number of globs
-# grows quadratically.
+# No globs are derived from an id with more separators than this, because the number of globs grows
+# quadratically.
 _MAX_SEPARATORS = 24
 
 
@@ -73,21 +72,21 @@ def update_expectations(
 ) -> str:
     """Update the entries of an expectation file to match a run, and return a summary.
 
-    Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed or,
-    if the entry is still needed, loses its date. An entry that contradicts the results is removed
-    or gets another outcome. Unexpected results without an entry get one entry per cause, whose
-    globs match no other case of the run's targets.
+    Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed; if
+    it is still needed, it loses its date instead. An entry that contradicts the results is removed,
+    or gets another outcome. Unexpected results without an entry get one entry per cause. Its globs
+    match no other case of the run's targets.
 
     Args:
-        path: the file to update; if it exists, it is the last file of the expectations.
+        path: the file to update. If it exists, it is the last file of the expectations.
         expectations: the expectations of the run.
         record: the run.
         ids: ids of all cases of the run's targets.
         cases: the cases of the run by id.
-        causes: descriptions of the causes of failures, by backend and case.
+        causes: by backend and case, descriptions of the causes of failures.
 
     Raises:
-        UsageError: if the file cannot be written, or several entries or fields share a line.
+        UsageError: if the file cannot be written, or if several entries or fields share a line.
     """
     name = printable(str(path))
     invalid = any(
@@ -190,8 +189,8 @@ class _Update:
             missing += self._adjust_entry(edit, place, results, current)
         self._add(edit, missing)
         self._apply(edit)
-        # An existing entry that names a case by its id takes precedence over a new glob. Results
-        # that the glob would not cover get a new entry for the id alone.
+        # An existing entry that names a case by its id takes precedence over a new glob. A result
+        # that the glob would therefore not cover gets a new entry for its id alone.
         edit, current = _Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)
@@ -206,7 +205,7 @@ class _Update:
 
         Args:
             edit: collects the changes of the file.
-            place: number of the entry.
+            place: the number of the entry.
             results: the results to which the entry applies.
             current: the expectations before the changes.
         """
@@ -218,8 +217,7 @@ class _Update:
         words = {_word(result) for result in results}
         if len(unexpected) == len(results):
             if not needed or entry.mistakes or entry.outputs:
-                # The failure differs from the failure that the entry describes, or the entry is not
-                # needed.
+                # The entry describes another failure, or it is not needed.
                 edit.remove(place)
                 self.done["removed"] += 1
                 return needed
@@ -246,7 +244,7 @@ class _Update:
         ]
 
     def _add(self, edit: _Edit, results: Sequence[Result], *, grouped: bool = True) -> None:
-        """Add entries for results: one entry per cause or, if not grouped, per result."""
+        """Add entries for results: one entry per cause or, if not ``grouped``, one per result."""
         entries = [*self._grouped(results)] if grouped else [*map(self._plain_entry, results)]
         if entries:
             edit.append(entries)
@@ -260,7 +258,7 @@ class _Update:
         }
 
     def _grouped(self, results: Sequence[Result]) -> Iterator[dict[str, list[str]]]:
-        """Yield an entry for the results of each backend with the same cause and outcome."""
+        """Yield one entry for the results of a backend that have the same cause and outcome."""
         groups: dict[tuple[str, str, str], list[Result]] = {}
         for result in results:
             cause = "" if result.outcome in HARMLESS else self._cause(result)
@@ -276,9 +274,9 @@ class _Update:
     def _described(self, results: Sequence[Result]) -> dict[_Described, list[Result]]:
         """Group results by the entry fields that describe their failures.
 
-        The fields name the known mistakes that reproduce the failure. If no known mistakes
-        reproduce the failure, the fields name the wrong outputs, unless all outputs are wrong. If a
-        cause has many combinations of wrong outputs, the outputs are not listed.
+        The fields name the known mistakes that reproduce the failure. Without such mistakes, the
+        fields name the wrong outputs, unless all outputs are wrong. If a cause has many
+        combinations of wrong outputs, the outputs are not listed.
         """
         groups: dict[_Described, list[Result]] = {}
         for result in results:
@@ -307,7 +305,7 @@ class _Update:
         return clipped(cause, _MAX_REASON_CHARS)
 
     def pin(self) -> None:
-        """Set the versions of suites to which the updated file applies."""
+        """Write into the file the versions of the suites to which it applies."""
         pins = dict(pattern.text.split("@", 1) for pattern in self.layer.suites)
         now = pins | {
             name.removeprefix(SUITE): version
@@ -340,7 +338,7 @@ class _Update:
         return replace(self.expectations, layers=(*self.other_layers, self.layer))
 
     def _is_unexpected(self, result: Result, current: Expectations) -> bool:
-        """Return whether a result does not conform, but would conform with a suitable entry."""
+        """Return whether a result does not conform, but would do so with a suitable entry."""
         if current.must_pass(result.case):
             return False
         return not self._review(current, result).conforms
@@ -370,12 +368,12 @@ class _FlowStyle(Exception):
 class _Edit:
     """Collects changes to one file, and applies all of them together.
 
-    All unchanged text keeps its order, comments and formatting. A YAML library that writes the
-    whole document would not preserve comments and formatting.
+    All unchanged text keeps its order, comments and formatting. A YAML library would write the
+    whole document and lose comments and formatting.
 
     Attributes:
-        changes: for each change, the first line (from 0), the line after the last, and the new
-            lines.
+        changes: for each change, its first line (counted from 0), the line after its last line, and
+            the new lines.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -386,7 +384,7 @@ class _Edit:
     def remove(self, index: int) -> None:
         """Remove an entry.
 
-        The comment above the entry is also removed unless another entry follows directly.
+        The comment above the entry is removed as well, unless another entry follows directly.
 
         Raises:
             _FlowStyle: if the entry shares a line with another.
@@ -401,9 +399,9 @@ class _Edit:
         self.changes.append((start, end, []))
 
     def set_field(self, index: int, name: str, words: Sequence[str]) -> None:
-        """Replace the value of an existing field with one word or a list of words.
+        """Replace the value of an existing field by one word or a list of words.
 
-        If no words are given, the field is removed.
+        Without words, the field is removed.
 
         Raises:
             _FlowStyle: if the field shares a line with another.
@@ -447,8 +445,7 @@ class _Edit:
         start = next((key for key in keys if self._lines[key].startswith("suites")), count)
         end = next((key for key in keys if key > start), count)
         if start == end:
-            # The first key states the version of the format, so the new line is inserted after the
-            # first key.
+            # The first key states the version of the format. Insert the new line after this key.
             start = end = (keys[0] if keys else -1) + 1
         self.changes.append((start, end, [new_line]))
 
@@ -463,7 +460,7 @@ class _Edit:
         return "".join(f"{line}{line_end}" for line in lines)
 
     def _empty_list(self) -> tuple[int, list[str]]:
-        """Return where to insert the first entries, and the lines to insert before the entries."""
+        """Return where to insert the first entries, and the lines to insert before them."""
         for number, line in enumerate(self._lines):
             if head := re.match(rf"{_LIST}\s*:", line):
                 if line[head.end() :].strip().startswith("["):
@@ -510,7 +507,7 @@ class _Edit:
 
 
 def _value(words: Sequence[str], indent: str) -> list[str]:
-    """Return the text after the name of a field, and the lines for the items of a long list."""
+    """Return the text after the name of a field; for a long list, also the lines of its items."""
     tokens = list(map(text_token, words))
     if len(tokens) == 1:
         return [f" {tokens[0]}"]
@@ -528,16 +525,16 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
     """Return globs and ids that together match the given ids and no other ids.
 
     A glob consists of a prefix, one ``*`` and possibly a suffix, as in ``suite/adam/*_double``. The
-    prefix ends, and the suffix begins, with a separator of words. Listing all globs that match an
-    id is faster than comparing every glob with every id.
+    prefix ends with a separator of words, and the suffix begins with one. Listing all globs that
+    match an id is faster than comparing every glob with every id.
 
     Args:
         ids: the ids to match.
-        others: ids that no pattern may match, unless they are among ``ids``.
+        others: ids that no pattern may match, unless they are also among ``ids``.
 
     Returns:
-        The patterns, in the order of the first id that each of them matches; special characters of
-        ids are escaped.
+        The patterns, ordered by the first id that each of them matches. Special characters of ids
+        are escaped.
     """
     places = {case: place for place, case in enumerate(ids)}
     matched: dict[str, set[str]] = defaultdict(set)
@@ -547,13 +544,13 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
     matched = {glob: cases for glob, cases in matched.items() if len(cases) >= MIN_MATCHES}
     for case in others:
         if case not in places:
-            # An id with too many separators is compared with every glob.
+            # An id with too many separators has no globs of its own. Compare it with every glob.
             for glob in _globs(case) or [glob for glob in matched if fnmatchcase(case, glob)]:
                 matched.pop(glob, None)
     patterns: dict[str, int] = {}
     uncovered = set(places)
     while matched:
-        # Among globs that match the same number of ids, the longest is the most specific.
+        # If several globs match the same number of ids, the longest is the most specific.
         glob = max(matched, key=lambda glob: (len(matched[glob]), len(glob), glob))
         patterns[glob] = min(map(places.__getitem__, matched[glob]))
         uncovered -= matched[glob]
@@ -564,13 +561,13 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
 
 
 def _globs(case: str) -> list[str]:
-    """Return all globs with one ``*`` that match an id; none if the id has too many separators."""
+    """Return all globs with one ``*`` that match an id; empty if the id has too many separators."""
     places = [match.start() for match in _SEPARATOR.finditer(case)]
     return [*_at(case, places)] if len(places) <= _MAX_SEPARATORS else []
 
 
 def _at(case: str, places: Sequence[int]) -> Iterator[str]:
-    """Yield the globs that match an id, given the positions of the separators in the id."""
+    """Yield the globs that match an id, given the positions of its separators."""
     for number, start in enumerate(places):
         prefix = f"{escape(case[: start + 1])}*"
         yield prefix

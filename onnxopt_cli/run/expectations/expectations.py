@@ -41,7 +41,7 @@ from onnxopt_cli.suites.collect import require_version
 
 T = TypeVar("T")
 
-#: The word by which an entry allows an unstable outcome.
+#: The word by which an entry allows unstable outcomes.
 FLAKY = "flaky"
 
 _GLOB = frozenset("*?[")
@@ -57,7 +57,7 @@ class Pattern:
 
     @property
     def exact(self) -> bool:
-        """True if the text is an id, not a glob."""
+        """Whether the text is an id rather than a glob."""
         return not _GLOB & set(self.text)
 
     def matches(self, case: str) -> bool:
@@ -75,10 +75,10 @@ class Entry:
         patterns: the cases.
         backend: a glob over names of backends.
         version: a version specifier of ``packaging`` for the backend; empty for all versions.
-        outcomes: allowed words: outcomes, and :data:`FLAKY`.
-        mistakes: names of the known mistakes that reproduce a failure together; empty for any
+        outcomes: the allowed words: outcomes, and :data:`FLAKY`.
+        mistakes: the names of known mistakes that together reproduce the failure; empty for any
             failure.
-        outputs: names of the outputs that are wrong in a failure; empty for any outputs.
+        outputs: the names of the outputs that are wrong in the failure; empty for any outputs.
         reason: the reason, as text.
         issue: link to an issue.
         expires: the first day on which the entry is no longer valid.
@@ -98,7 +98,7 @@ class Entry:
 
     @property
     def sole(self) -> bool:
-        """Whether the entry names a single id, and so takes precedence within its file."""
+        """Whether the entry names a single id, and therefore takes precedence within its file."""
         return len(self.patterns) == 1 and self.patterns[0].exact
 
     def matches(self, case: str) -> bool:
@@ -108,7 +108,7 @@ class Entry:
     def applies_to(self, backend: BackendIdentity) -> bool:
         """Return whether the entry applies to a backend.
 
-        A backend that does not report its version is in no version range.
+        If a backend does not report its version, it is in no version range.
         """
         if not self.names(backend):
             return False
@@ -143,7 +143,7 @@ class Entry:
 
 
 def _version_number(backend: BackendIdentity) -> str:
-    """Return the number in a backend's version, as in ``onnxruntime 1.31.1``; else ""."""
+    """Return the number in a backend's version, such as ``onnxruntime 1.31.1``; else ""."""
     from packaging.version import InvalidVersion, Version
 
     number = backend.version.rpartition(" ")[2]
@@ -164,7 +164,7 @@ class Layer:
         must_pass: cases that must pass.
         errors: all errors of the file.
         suites: the versions of suites for which the file was written, as in ``conformance@2``.
-        without: the reason of each excluded capability, by its name.
+        without: for each excluded capability, the reason for its exclusion.
     """
 
     path: Path
@@ -206,8 +206,8 @@ def _entry(node: Node, path: Path) -> Entry:
     """Return the entry at a node of the file; the node must conform to the schema.
 
     Raises:
-        FormatError: if the entry's version range or date is invalid, or the entry describes a
-            failure, but does not allow failures.
+        FormatError: if the version range or the date of the entry is invalid. Also if the entry
+            describes a failure, but does not allow failures.
     """
     outcomes = frozenset(str(word.scalar) for word in _items(node.field("outcome")))
     for name in ("mistake", "outputs"):
@@ -252,7 +252,7 @@ def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | Non
     """Return the parsed text of a node; None without a node.
 
     Raises:
-        FormatError: if the text is invalid, naming the expected form.
+        FormatError: if the text is invalid. The message names the expected form.
     """
     if node is None:
         return None
@@ -273,12 +273,12 @@ class Expectations:
     """The entries of all expectation files of a run.
 
     If several entries apply to a result, an entry of a later file takes precedence. Within a file,
-    an entry that names a single case by its id takes precedence over all other entries; otherwise,
-    the last entry that applies takes precedence. Expired entries are ignored.
+    an entry that names a single case by its id takes precedence over all others. Among other
+    entries, the last one that applies takes precedence. Expired entries are ignored.
 
     Attributes:
         layers: the files, in order of increasing precedence.
-        today: the day on which entries may have expired.
+        today: the day that decides which entries have expired.
         judging: how outputs are judged.
     """
 
@@ -293,7 +293,7 @@ class Expectations:
         The current date in UTC decides which entries have expired.
 
         Raises:
-            UsageError: if the files have errors; the message lists all errors.
+            UsageError: if the files have errors. The message lists all of them.
         """
         layers: list[Layer] = []
         problems: list[Fault] = []
@@ -324,12 +324,12 @@ class Expectations:
         """Require that the expectation files were written for the given versions of suites.
 
         Args:
-            suites: versions of the suites that run.
-            beside: a file that is not checked because it is going to be updated; None if all files
-                are checked.
+            suites: the versions of the suites that run.
+            beside: a file that is not checked, because it is going to be updated; None to check all
+                files.
 
         Raises:
-            UsageError: naming the first suite with another version.
+            UsageError: if a suite has another version. The message names the first such suite.
         """
         for layer in self.layers:
             for pin in layer.suites if layer.path != beside else ():
@@ -341,7 +341,7 @@ class Expectations:
         return {name: reason for layer in self.layers for name, reason in layer.without.items()}
 
     def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
-        """Yield a fault for each entry whose backend is nearly the name of a tested backend."""
+        """Yield a fault for each entry whose backend is almost the name of a tested backend."""
         seen: set[tuple[Path, str]] = set()
         for layer in self.layers:
             for entry in layer.entries:
@@ -354,10 +354,10 @@ class Expectations:
                         yield Fault(entry.where, printable(message))
 
     def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
-        """Return a result with its standing and with the entry that applies to the result.
+        """Return a result with its standing, and with the entry that applies to it.
 
-        Without expectation files, the standing is None unless the result is flaky. The standing is
-        also None if the case was not run.
+        Without expectation files, the standing is None unless the result is flaky. If the case was
+        not run, the standing is also None.
 
         Args:
             result: the result.
@@ -393,7 +393,7 @@ class Expectations:
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
         """Return how a result that an entry allows differs from the failure in the entry.
 
-        The text is empty if the failures are the same, or if the entry does not describe a failure.
+        The text is empty if the failures are equal, or if the entry describes no failure.
         """
         if result.outcome is not Outcome.FAIL or not (entry.mistakes or entry.outputs):
             return ""
@@ -407,7 +407,7 @@ class Expectations:
     def unlike_mistakes(self, case: Case | None, result: Result, names: Sequence[str]) -> str:
         """Return how a failure differs from the failure that known mistakes cause.
 
-        The text is empty if the failures are the same.
+        The text is empty if the failures are equal.
         """
         # Imported late, because few runs have an entry with known mistakes.
         from onnxopt_cli.run.reproduce import unlike_mistakes
@@ -429,7 +429,7 @@ class Expectations:
         return None
 
     def must_pass(self, case: str) -> str:
-        """Return the place in a file that requires a case to pass; empty without such a place."""
+        """Return which line of which file requires a case to pass; empty if no line does."""
         for layer in self.layers:
             for pattern in layer.must_pass:
                 if pattern.matches(case):
@@ -442,9 +442,9 @@ class Expectations:
         """Return a fault for each entry that is duplicate, stale or expired.
 
         Args:
-            cases: ids of all cases of the run's targets, selected or not. An entry that matches no
-                id of a case is stale; the files must have been written for the given targets.
-            backends: the tested backends; entries for other backends are not checked.
+            cases: the ids of all cases of the run's targets, selected or not. An entry that matches
+                none of these ids is stale. The files must have been written for these targets.
+            backends: the tested backends. Entries for other backends are not checked.
         """
         faults: list[Fault] = []
         ids = (*cases, *OUTSIDE_IDS)
@@ -462,10 +462,10 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return a pattern to suggest if a name is similar to a backend's name; else "".
+    """Return a pattern to suggest if a name is similar to the name of a backend; else "".
 
-    For commands or modules with the same last component, such as ``exec:./adapter`` and
-    ``exec:/opt/x/adapter``, the pattern is a glob that matches both.
+    If commands or modules have the same last component, the pattern is a glob that matches both. An
+    example is ``exec:./adapter`` and ``exec:/opt/x/adapter``.
 
     Args:
         written: the name in an expectation file.
@@ -525,14 +525,14 @@ def exit_code(
     """Return the exit code of a run: 0 if all results conform and all expectations hold.
 
     Args:
-        results: results of all cases on all backends; a case that was not run does not conform.
-        problems: faults of case files that contain no valid case.
-        findings: faults of entries of expectation files, from :meth:`Expectations.findings`.
-        part: whether the results come from a shard, which may contain no applicable case.
+        results: the results of all cases on all backends. A case that was not run does not conform.
+        problems: the faults of case files that contain no valid case.
+        findings: the faults of entries of expectation files, from :meth:`Expectations.findings`.
+        part: whether the results come from a shard. A shard may contain no applicable case.
 
     Returns:
-        4 if a backend could not be started, 2 if a case is unexpectedly invalid, 1 if another
-        result does not conform, 5 if no case applies to some backend, or without results.
+        4 if a backend could not be started; 2 if a case is unexpectedly invalid; 1 if any other
+        result does not conform; 5 if there are no results, or if no case applies to some backend.
     """
     if any(result.not_started for result in results):
         return BackendUnavailable.exit_code

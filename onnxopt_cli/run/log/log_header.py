@@ -1,8 +1,8 @@
 """The first record of a log, which identifies the run: cases, files, backends and options.
 
-The record has a digest of each file that the run depends on. A digest is computed once. Later, a
-file is read again only if its signature (size, modification time and the like) has changed. A file
-that was touched but has the same content is considered unchanged.
+The record has a digest of each file that the run depends on. Each digest is computed once. Later, a
+file is read again only if its signature has changed, that is, its size, modification time and the
+like. A file with a new signature but the same content counts as unchanged.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from onnxopt_cli.errors import (
 )
 from onnxopt_cli.operators.registry import registry
 
-#: The version of the log format, as stated in the header of a log.
+#: The version of the log format, as the header of a log states it.
 SCHEMA = "onnxopt.log/1"
 _CHUNK_BYTES = 1 << 20
-# The largest number of files with one digest each in a log; if a run depends on more files, its log
-# contains one digest per folder.
+# The largest number of files whose digests a log lists one by one. If a run depends on more files,
+# its log has one digest per folder.
 _MAX_LISTED_FILES = 5_000
-# The largest number of bytes of a file that is identified by its content; larger files are
-# identified by size and modification time.
+# A file of at most this number of bytes is identified by its content. A larger file is identified
+# by size and modification time.
 _MAX_FILE_BYTES = 4 << 30
-#: The total number of hashed bytes after which further files are also identified by size and
+#: After this total number of hashed bytes, further files are also identified by size and
 #: modification time.
 MAX_HASHED_BYTES = 16 << 30
 # The largest number of files that a message names.
@@ -59,7 +59,7 @@ _CHANGED = "changed during the run"
 
 
 def time_now() -> str:
-    """Return the present time in the form of a log, as in ``2026-01-31T23:59:59.012345Z``."""
+    """Return the present time in the form of a log, such as ``2026-01-31T23:59:59.012345Z``."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -69,7 +69,7 @@ class Contents:
 
     Attributes:
         backends: a hash of the files of all backends.
-        files: a short digest of each file of backends and cases, by displayed path; if there are
+        files: a short digest of each file of backends and cases, by displayed path. If there are
             very many files, a digest of each folder.
     """
 
@@ -77,7 +77,7 @@ class Contents:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Contents) -> list[str]:
-        """Return the names of the files that differ; empty if the runs have no path in common."""
+        """Return the names of the files that differ; empty if the runs have no paths in common."""
         if not self.files.keys() & other.files.keys():
             return []
         names = [
@@ -97,11 +97,11 @@ class FileSnapshot:
         self._known: dict[str, tuple[Signature, bytes]] = {}
         self._backends = ""
         self._left = MAX_HASHED_BYTES
-        # Files whose size exceeds the limit for hashing.
+        # Files that are too large to be hashed.
         self._unread: set[str] = set()
 
     def see_backends(self, backends: list[str]) -> None:
-        """Record the files of operators, and the files of backends before any of their code runs.
+        """Record the files of operators, and those of backends before any of their code runs.
 
         Raises:
             UsageError: if the specification of a backend is invalid.
@@ -117,11 +117,12 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file, which is computed at the first call for the file.
+        """Return the digest of a file, which is computed at the first call for this file.
 
         Args:
-            path: the file; an unreadable file also has a digest.
-            seen: the signature of the file when it was read earlier; empty if it was not read.
+            path: the file. An unreadable file has a digest, too.
+            seen: the signature of the file when it was read earlier; empty if it was not read
+                before.
 
         Raises:
             UsageError: if the file has changed since it was read.
@@ -172,7 +173,7 @@ class FileSnapshot:
         return Contents(self._backends, files)
 
     def guarded(self, case: Case) -> Case:
-        """Return a case whose loading raises InvalidCase if its files have changed."""
+        """Return a case. Loading it raises InvalidCase if its files have changed."""
         return replace(case, load=partial(self._load, case.load))
 
     def changed(self) -> Iterator[Fault]:
@@ -198,7 +199,7 @@ class FileSnapshot:
         signature_now, digest_now = self._look(path)
         if signature_now != now or digest_now != digest:
             return True
-        # The file has a new signature but unchanged content.
+        # The signature of the file is new, but its content is unchanged.
         self._known[path] = now, digest
         return False
 
@@ -206,12 +207,12 @@ class FileSnapshot:
 def _look(path: str, most: int) -> tuple[Signature, bytes]:
     """Return a file's signature and digest.
 
-    The digest of an unreadable file is that of the error message.
+    The digest of an unreadable file is the digest of the error message.
 
     Args:
         path: the file.
-        most: the largest size in bytes at which the content is hashed; of a larger file, size and
-            modification time are hashed instead.
+        most: the largest size in bytes at which the content is hashed. If a file is larger, its
+            size and modification time are hashed instead.
     """
     digest = blake2b(digest_size=16)
     try:
@@ -253,18 +254,18 @@ class CaseList:
     def of(cls, cases: Sequence[Case], snapshot: FileSnapshot) -> CaseList:
         """Identify cases by their ids and the contents of their files.
 
-        The folders of the files are ignored, because shards may run on several machines. Cases that
-        are part of onnx or onnxopt are identified by the version of their package.
+        The folders of the files are ignored, because shards may run on several machines. A case of
+        onnx or onnxopt is identified by the version of the package.
 
         Raises:
-            UsageError: if a file has changed since the cases were found.
+            UsageError: if a file has changed since the cases were collected.
         """
         digest = blake2b(digest_size=16)
         for case in cases:
             case_digest = blake2b(digest_size=16)
             case_digest.update(case.id.encode("utf-8", "surrogatepass") + b"\0")
             case_digest.update(case.source.encode("utf-8", "surrogatepass"))
-            # If files cannot be listed, an error is reported when the case is loaded.
+            # If files cannot be listed, loading the case reports an error.
             with suppress(OSError):
                 for path, seen in case.files().items():
                     file_name = PurePath(path).name
@@ -282,17 +283,17 @@ class Header:
     """Description of a run: cases, backends, versions and options.
 
     Attributes:
-        started: start time in UTC, as in ``2026-01-31T23:59:59.012345Z``; older logs omit the
+        started: the start time in UTC, such as ``2026-01-31T23:59:59.012345Z``. Older logs omit the
             fraction.
-        versions: versions of onnxopt, Python and relevant packages, and the machine.
+        versions: the versions of onnxopt, Python and relevant packages, and the machine.
         backends: the backends under test.
         cases: the selected cases of all shards.
-        shard: the part of the cases that runs; None for all.
+        shard: the part of the cases that runs; None for all cases.
         expectations: a hash of the expectation files; empty without them.
-        options: the settings of the run in the form of RunConfig.to_json.
+        options: the settings of the run, as RunConfig.to_json returns them.
         hostname: name of the machine; empty in older logs.
         contents: digests of the files of backends and cases.
-        left_out: for each excluded capability, the number of cases that need it and the reason.
+        left_out: for each excluded capability, the reason and the number of cases that need it.
         origin: commit, branch and job on a CI server; empty elsewhere and in older logs.
     """
 
@@ -339,7 +340,7 @@ class Header:
         )
 
     def differences(self, other: Header) -> list[str]:
-        """List the differences from the header of another run, except the shard."""
+        """List the differences from the header of another run, without the shard."""
         differences = _change("the cases", self.cases, other.cases)
         if self.backends != other.backends:
             differences.append(f"the backends ({_backends(self)}, now {_backends(other)})")
@@ -349,10 +350,10 @@ class Header:
             differences += self.contents.differences(other.contents)
         if self.expectations != other.expectations:
             differences.append("the content of the expectation files")
-        # With --lf, a resumed run selects cases by their ids, so the counts may differ.
+        # With --lf, a resumed run selects cases by their ids, so the numbers of cases may differ.
         excluded = (", ".join(sorted(header.left_out)) or "none" for header in (self, other))
         differences += _change("the excluded capabilities", *excluded)
-        # The processor is the only entry of the versions that cannot affect a verdict.
+        # Of the versions, only the processor cannot affect a verdict.
         for name in sorted((self.versions.keys() | other.versions.keys()) - {PROCESSOR}):
             versions = (header.versions.get(name, "none") for header in (self, other))
             differences += _change(name, *versions)

@@ -1,4 +1,4 @@
-"""Merging the logs of all shards of a run into the log of the run."""
+"""Merging the logs of all shards of a run into a log of the whole run."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ _MAX_LISTED_SHARDS = 20
 
 
 def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
-    """Merge the finished logs of all shards of a run, and write the log of the unsharded run.
+    """Merge the finished logs of all shards of a run, and write a log of the whole run.
 
     Raises:
-        UsageError: naming every shard that is missing, duplicate, unfinished or of another run; or
-            if a log cannot be read, or the output cannot be written or is too long.
+        UsageError: if any shard is missing, duplicate, unfinished or of another run; the message
+            names every such shard. Also if a log cannot be read, or if the output is too long or
+            cannot be written.
     """
     if os.path.realpath(output) in map(os.path.realpath, paths):
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
@@ -81,7 +82,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[bytes]:
-    """Yield the lines of the merged log; a result that no rerun changed keeps its line."""
+    """Yield the lines of the merged log. A result that no rerun changed keeps its line."""
     lines = {id(log.results[key]): line for log in logs for key, line in log.lines.items()}
     yield record_line(header.to_json())
     for result in record.results:
@@ -128,8 +129,8 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     records = [log.record for log in logs]
-    # Several shards can have a result with the same key only if the result is a failure outside of
-    # any case.
+    # Several shards have a result with the same key only if the result is a failure outside of any
+    # case.
     results: dict[tuple[str, str], Result] = {}
     for log in logs:
         for key, result in log.results.items():
@@ -171,7 +172,7 @@ def _explanations(
 
     Args:
         records: the records of the shards.
-        results: the results of the run, which also contain failures of shards without explanations.
+        results: the results of the run. They include failures of shards without explanations.
     """
     by_operator: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for record in records:

@@ -1,7 +1,7 @@
 """Reading a log of a finished or unfinished run, and the rules for its records.
 
-The rules detect the log of a run that was killed, a log that was truncated, and logs that were
-mixed. The rules cannot detect a log whose results were forged consistently.
+The rules detect the log of a run that was killed, a truncated log, and mixed logs. The rules cannot
+detect a log whose results were forged consistently.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 if TYPE_CHECKING:
     import jsonschema_rs
 
-# The first bytes of every log. A file that consists of some of the first bytes is also recognized
-# as a log.
+# The first bytes of every log. A file that consists of only some of these bytes also counts as a
+# log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
-#: A key of a result: the id of a case, and the name of a backend.
+#: The key of a result: the id of a case, and the name of a backend.
 Key: TypeAlias = tuple[str, str]
 # The exit codes of runs that were not interrupted.
 _ENDS = frozenset({0, 1, 2, 5})
-# Outcomes of results that may have wrong outputs: those of the backend, or invalid stored outputs.
+# Outcomes of results that may have wrong outputs. The outputs come from the backend, or they are
+# invalid stored outputs.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
 # Outcomes of cases whose outputs were compared.
 _COMPARED = HARMLESS | WRONG_RESULTS | {Outcome.INVALID, Outcome.LEAK}
-# Outcomes of cases that may not have been started.
+# Outcomes of cases that may not have started.
 _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outcome.SKIP})
 
 
@@ -63,10 +64,11 @@ class Log:
         header: description of the run.
         results: results by case id and backend name, in the order of the log.
         rerun: keys of the results that come from a rerun.
-        footer: the run's last record; None if the run did not finish.
-        size: number of bytes up to the end of the last complete record.
-        digest: digest of the first ``size`` bytes.
-        lines: the lines of results by key, except results of a rerun; empty if lines are not kept.
+        footer: the last record of the run; None if the run did not finish.
+        size: the number of bytes up to the end of the last complete record.
+        digest: a digest of the first ``size`` bytes.
+        lines: by key, the lines of results that do not come from a rerun; empty if lines are not
+            kept.
     """
 
     path: Path
@@ -113,7 +115,7 @@ class Log:
 def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
     """Read a log, finished or not.
 
-    A last line without a line end is ignored, because the run was killed while it wrote the line.
+    A last line without a line end is ignored: the run was killed while it wrote this line.
 
     Args:
         path: the file.
@@ -123,7 +125,8 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
         The log, or None if not even its header was written.
 
     Raises:
-        UsageError: if the file cannot be read or is not a log; names the first invalid line.
+        UsageError: if the file cannot be read or is not a log. The message names the first invalid
+            line.
     """
     try:
         data = read_regular_file(path, MAX_BYTES)
@@ -154,7 +157,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # The consumer requests the next record only after it has accepted the current record.
+            # The consumer requests the next record only after it has accepted this one.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 
@@ -175,7 +178,8 @@ def log_of(path: Path, records: Iterator[Any]) -> Log:
         records: the parsed lines.
 
     Raises:
-        ValueError: describing the first record that is invalid or out of place.
+        ValueError: if a record is invalid or out of place. The message describes the first such
+            record.
     """
     first = next(records)
     kind = _check_record(first)
@@ -192,8 +196,8 @@ def read_record(path: Path) -> RunRecord:
     """Read the run that a log records, finished or not.
 
     Raises:
-        UsageError: if the file cannot be read, is not a log, or has no complete record; names the
-            first invalid line.
+        UsageError: if the file cannot be read, is not a log, or has no complete record. The message
+            names the first invalid line.
     """
     log = read_log(path)
     if log is None:
@@ -242,7 +246,7 @@ def _check_record(record: object) -> str:
     """Check one record, and return the kind of record.
 
     Raises:
-        ValueError: naming the field that contradicts the schema.
+        ValueError: if a field contradicts the schema. The message names the field.
     """
     kinds = _validators()
     kind = record.get("record") if isinstance(record, dict) else None
@@ -250,7 +254,7 @@ def _check_record(record: object) -> str:
         raise ValueError(f"found no record of a log, expected one of {', '.join(kinds)}")
     validator = kinds[kind]
     with losing_exceptions():
-        # The check alone is faster than the search for errors, and most records have none.
+        # The check alone is faster than the search for errors, and most records have no errors.
         error = None if validator.is_valid(record) else next(validator.iter_errors(record), None)
     if error is not None:
         field = ".".join(map(str, error.instance_path)) or kind
@@ -264,7 +268,8 @@ def _validators() -> dict[str, jsonschema_rs.Validator]:
         import jsonschema_rs
 
         schema = {**packaged_schema("onnxopt_cli.run.log")}
-        # Each kind of record has a validator, because an error of "oneOf" would not name the field.
+        # Each kind of record has its own validator, because an error of "oneOf" would not name the
+        # field.
         kinds = {kind["$ref"].rpartition("/")[2]: kind for kind in schema.pop("oneOf")}
         validator = partial(jsonschema_rs.validator_for, validate_formats=True)
         return {name: validator(schema | kind) for name, kind in kinds.items()}
@@ -275,7 +280,7 @@ class _Rules:
 
     Args:
         header: the header of the log.
-        results: the previous results by case and backend; the caller adds to them.
+        results: the previous results by case and backend. The caller adds to them.
     """
 
     def __init__(self, header: Header, results: dict[Key, Result]) -> None:
@@ -302,7 +307,7 @@ class _Rules:
         """Check a result.
 
         Raises:
-            ValueError: if the result is the second one of its case, or the case has not started.
+            ValueError: if the case already has a result, or has not started.
         """
         key = result.case, result.backend
         self._require_known(key)
@@ -318,7 +323,7 @@ class _Rules:
         """Check the result of a rerun.
 
         Raises:
-            ValueError: if the case was not to be run again.
+            ValueError: if the case was not selected for the rerun.
         """
         key = result.case, result.backend
         self._require_known(key)
@@ -371,7 +376,7 @@ class _Rules:
                 raise ValueError(f"found explanations of more cases of {operator} than fail")
 
     def _require_possible(self, result: Result) -> None:
-        """Check that a result has only fields that a run records for the outcome of the result."""
+        """Check that a result has only those fields that a run records for its outcome."""
         where = f"found a result of {result.case} on {result.backend}"
         outcome, diffs = result.outcome, result.diffs
         if diffs and outcome not in _COMPARED:

@@ -1,4 +1,4 @@
-"""Writing a log. If the run is killed, at most the record that is being written is lost."""
+"""Writing a log. If the run is killed, at most the last record is lost."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from onnxopt_cli.core.record import RunRecord, explanation_to_json
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Seconds between synchronisations of the file with the disk. A power failure may lose the records
-# since the last synchronisation.
+# The number of seconds between synchronisations of the file with the disk. A power failure may lose
+# the records since the last synchronisation.
 _SYNCHRONISE_SECONDS = 1.0
 
 _CHUNK_BYTES = 1 << 20
-#: The largest number of bytes of a log that is written or read, since readers keep a log in memory.
+#: The largest number of bytes of a log that is written or read. Readers keep the whole log in
+#: memory.
 MAX_BYTES = 256 << 20
-#: Every line of a log begins with these bytes; no report does.
+#: Every line of a log begins with these bytes, and no report does.
 LOG_LINE = b'{"record":'
 #: The record that marks a log as unreliable.
 SPOILED = "spoiled"
 
-# Error numbers of calls that the system or file system does not support, or that a container
+# The error numbers of calls that the system or file system does not support, or that a container
 # forbids.
 _LACKING = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EPERM, errno.EACCES}
 
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-# When a device is opened, the call must not block, and a terminal must not become the controlling
-# terminal.
+# Opening a device must not block, and a terminal must not become the controlling terminal.
 _FLAGS |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
 
 class LogWriter:
     """An open log file, which is locked if the system supports file locks.
 
-    If a record cannot be written, no exception is raised: the error is stored in :attr:`failure`,
-    and the run continues, so that its verdict is shown. A write to the log by another program is
-    also stored as a failure. To detect writes by other programs, the writer compares the file's
-    size before each record, and the file's content at the end. If another program has written to
-    the log, the last record marks the log as spoiled, and readers reject the log.
+    If a record cannot be written, no exception is raised. The error is stored in :attr:`failure`,
+    and the run continues, so that its verdict is shown. If another program writes to the log, this
+    is also stored as a failure. To detect this, the writer compares the size of the file before
+    each record, and its content at the end. The last record then marks the log as spoiled, and
+    readers reject it.
 
     Attributes:
-        failure: why the log is not complete; empty if no error occurred.
+        failure: why the log is incomplete; empty if no error has occurred.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -85,8 +85,8 @@ class LogWriter:
         """Open a log to append to its first ``size`` bytes, which must have the given digest.
 
         Raises:
-            UsageError: if the log cannot be written, another run is writing it, or it has changed
-                since it was read.
+            UsageError: if the log cannot be written, if another run is writing it, or if it has
+                changed since it was read.
         """
         with _opened(path, 0) as descriptor:
             writer = cls(path, descriptor)
@@ -135,7 +135,7 @@ class LogWriter:
         """Require that the log is complete.
 
         Raises:
-            UsageError: if the log is not complete; the message gives the reason.
+            UsageError: if the log is not complete. The message states the reason.
         """
         if self.failure:
             raise UsageError(
@@ -201,7 +201,7 @@ def footer(record: RunRecord) -> dict[str, Any]:
 
 
 def _hashed(descriptor: int, size: int) -> blake2b:
-    """Return the hash of the first ``size`` bytes of a file, or of all bytes of a shorter file."""
+    """Return the hash of the first ``size`` bytes of a file, or of all bytes if it is shorter."""
     digest = blake2b()
     # The file is open for appending, so its position does not affect later writes.
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -213,11 +213,11 @@ def _hashed(descriptor: int, size: int) -> blake2b:
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    """Open and lock a file for a log; if an error occurs, close the file again."""
+    """Open and lock a file for a log; close it if an error occurs."""
     try:
         if flags & os.O_CREAT:
             create_last_folder(path.parent)
-        # Only the user may write to a log, even if the umask would allow other users to write.
+        # Only the user may write to the log, even if the umask would allow others to write.
         descriptor = os.open(path, _FLAGS | flags, 0o644)
         try:
             _require_file(descriptor, path)
@@ -232,7 +232,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def _require_file(descriptor: int, path: Path) -> None:
-    """Reject pipes and terminals, which may block and cannot be read again to resume a run."""
+    """Reject pipes and terminals. They may block, and cannot be read again to resume a run."""
     mode = os.fstat(descriptor).st_mode
     # Devices such as /dev/null and /dev/full are harmless.
     is_device = stat.S_ISCHR(mode) and not os.isatty(descriptor)
@@ -247,7 +247,8 @@ def _lock(descriptor: int, path: Path) -> None:
     try:
         import fcntl
     except ImportError:
-        # Windows lacks POSIX file locks: two runs that write to the same log are not detected.
+        # Windows lacks POSIX file locks. Two runs that write to the same log are not detected
+        # there.
         return
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
