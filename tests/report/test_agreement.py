@@ -1,4 +1,4 @@
-"""Reports on a run name backends that agree with each other in failing cases."""
+"""Reports name backends that return equal wrong results in a case."""
 
 import numpy as np
 import pytest

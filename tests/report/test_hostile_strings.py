@@ -1,4 +1,4 @@
-"""Readers of a report interpret every untrusted string as plain text, in all formats."""
+"""In every report format, untrusted strings remain plain text and never become markup."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ from onnxopt_cli.report.terminal import (
 from onnxopt_cli.report.view.result_view import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
-# Commands to GitHub, Azure and TeamCity, and attachments of Jenkins and GitLab. Runners of CI
-# servers ignore white space before a command, including all characters that .NET regards as white
-# space.
+# Matches commands to GitHub, Azure and TeamCity, and attachments of Jenkins and GitLab. CI runners
+# ignore the white space before a command, which includes all white space of .NET.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[|\[\[ATTACHMENT\|", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
@@ -108,7 +107,7 @@ def runs(draw):
 
 
 class Tags(HTMLParser):
-    """Collects elements and attributes."""
+    """A parser that collects the elements and attributes of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -123,7 +122,7 @@ class Tags(HTMLParser):
 
 @cache
 def plain_page():
-    """Return the elements and attributes of a report without hostile strings."""
+    """Return the parsed HTML report of a run without hostile strings."""
     results = [
         replace(result(f"c{number}", "b", outcome, message="m"), printed="p", capabilities=("x",))
         for number, outcome in enumerate((Outcome.FAIL, Outcome.ERROR, Outcome.PASS))
@@ -181,8 +180,8 @@ def test_every_string_is_text_in_every_format(form, run):
     CHECKS[form](text)
     lines = text
     if form == "github":
-        # Each line begins with a command, "::"; the rest of the line must not contain another
-        # command.
+        # Each line begins with "::", which starts a command. The rest of the line must not contain
+        # another command.
         lines = "\n".join(line[2:] for line in text.splitlines())
     assert not COMMAND.search(lines), COMMAND.search(lines)
     assert not INVISIBLE.search(lines)
@@ -212,7 +211,7 @@ def test_screen_of_any_width_contains_no_command_to_a_ci_server(run, width):
         console.print(
             failure_panel(view.result(failing_result), failing_result.message, complete=True)
         )
-        # The streams make text printable, even if it is written in parts.
+        # The stream must also make text printable that is written in parts.
         console.print(failing_result.message, soft_wrap=True)
         stream.write("error: ")
         stream.write(f"{failing_result.message}\n")

@@ -1,4 +1,4 @@
-"""Messages of one cause with different names, numbers and shapes have the same pattern."""
+"""Messages with the same cause have the same pattern, even if names, numbers or shapes differ."""
 
 from __future__ import annotations
 

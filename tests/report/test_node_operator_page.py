@@ -35,7 +35,7 @@ def test_moved_data_must_be_exact(onnxopt):
     assert "unit 0: outputs must be exact" in words(onnxopt("show", "Gather").out)
 
 
-def test_accelerations_of_the_reference_are_not_called_corrections(onnxopt):
+def test_faster_replacements_of_the_reference_are_not_called_corrections(onnxopt):
     answer = onnxopt("show", "MatMul")
     assert answer.code == 0
     assert "correction" not in answer.out
@@ -44,7 +44,7 @@ def test_accelerations_of_the_reference_are_not_called_corrections(onnxopt):
 @pytest.mark.slow
 def test_every_operator_of_onnx_has_a_page(onnxopt):
     names = {schema.name for schema in onnx.defs.get_all_schemas()}
-    # Every ninth operator is tested, to keep the test short.
+    # Every ninth operator, to keep the test short.
     for name in sorted(names)[::9]:
         answer = onnxopt("show", name)
         assert answer.code == 0, name

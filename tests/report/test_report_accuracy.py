@@ -22,7 +22,7 @@ NAMES = ("X_new", "V_new", "H_new")
 
 
 def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
-    """Return the diffs of outputs near 1.0 with the given errors in ulp."""
+    """Return diffs of outputs whose right elements are 1 and whose errors are ``ulps`` in ulp."""
     expected = np.ones(len(ulps), dtype=np.float32)
     actual = (expected.view(np.int32) + np.array(ulps, dtype=np.int32)).view(np.float32)
     step = float(np.spacing(np.float32(1)))
@@ -33,7 +33,7 @@ def outputs(ulps, names=NAMES, limit=1.0, tolerance=None):
     return compare_outputs(outputs, [actual] * len(names), lambda _: error_bound)
 
 
-def test_tolerance_used_is_the_maximum_and_the_median_of_medians():
+def test_tolerance_used_is_the_maximum_and_the_median_over_cases():
     results = [result(diffs=outputs(ulps, limit=10)) for ulps in ([0, 1, 5], [2, 3, 4], [6, 6, 8])]
     rows = accuracy(results)
     assert [row.output for row in rows] == list(NAMES)

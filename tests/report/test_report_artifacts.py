@@ -1,4 +1,4 @@
-"""``--artifacts``: failing cases as ONNX test directories, through the command itself."""
+"""``--artifacts`` writes failing cases as ONNX test directories."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_names_of_cases_cannot_escape_the_folder_or_collide(tmp_path):
     assert len(written) == len(results)
     assert all(path.is_relative_to(folder) and path.name == "README.txt" for path in written)
     assert all(len(path.relative_to(folder).parts) == 3 for path in written)
-    # The names are distinct in file systems that ignore case, too.
+    # File systems may ignore case, so the names must differ in more than case.
     assert len({str(path).lower() for path in written}) == len(written)
 
 
@@ -133,7 +133,7 @@ def test_directory_that_cannot_be_completed_is_removed(demo, onnxopt):
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The model is larger than this limit. Python ignores the signal SIGXFSZ.
+    # The model exceeds this limit, so writing it fails. Python ignores the signal SIGXFSZ.
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         answer = onnxopt("run", "demo.yaml", "-b", OFF, *IN_PROCESS, "--artifacts", "failing")

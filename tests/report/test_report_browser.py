@@ -1,4 +1,4 @@
-"""The HTML page in Chromium: it works, makes no request, and hostile names are inert."""
+"""The HTML report in Chromium works, makes no requests, and shows hostile names as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 
 class Browser:
-    """Opens a page, and collects its DOM, console output and requests."""
+    """A browser that opens a report, and collects its DOM, console output and requests."""
 
     def __init__(self, folder, profile, run):
         self.folder, self.profile = folder, profile
@@ -63,7 +63,7 @@ class Browser:
         return self
 
     def add_script(self, script):
-        """Add a script that the page's policy would refuse; it runs when the page has loaded."""
+        """Add a script that runs after the page has loaded, and remove the policy against it."""
         text = self.page.read_text(encoding="utf-8")
         policy = re.search(r"<meta http-equiv=[^>]*>", text)[0]
         added = f"<script>addEventListener('load', () => {{ {script} }});</script></body>"
@@ -84,7 +84,7 @@ class Browser:
 
 
 def requests_in(log):
-    """Return the URLs that the renderer of the page requested."""
+    """Return the hostile URLs that were requested, according to Chromium's log of the network."""
     if not log.rstrip().endswith("}"):
         log = f"{log.rstrip().rstrip(',')}]}}"
     events = json.loads(log)["events"]
@@ -111,8 +111,7 @@ def several():
         result("demo/adam/b", "other", Outcome.FAIL),
         result("demo/adam/a", "numpy"),
         result("demo/adam/a", "other"),
-        # The result of a backend that did not start does not count as a difference between
-        # backends.
+        # This backend did not start, so its result is not a difference between backends.
         result("demo/adam/a", "gone", Outcome.NOT_RUN),
         result("demo/momentum/c", "numpy", Outcome.ERROR, message="no", **MOMENTUM),
         result("demo/momentum/c", "other", **MOMENTUM),
@@ -160,7 +159,7 @@ def test_first_1000_cases_are_shown_and_the_filter_finds_the_others(browser):
     assert many.console == []
 
 
-def test_row_made_by_the_script_equals_that_of_the_page(browser):
+def test_row_that_the_script_creates_equals_a_row_of_the_page(browser):
     name = "<b>demo</b>\u202e/c{}"
 
     def rows(place):
@@ -206,7 +205,7 @@ def test_elements_fit_on_a_narrow_screen(browser):
         "document.querySelectorAll('details').forEach((details) => { details.open = true; });"
         "document.title = document.documentElement.scrollWidth <= innerWidth ? 'fits' : 'wide';"
     )
-    # Chromium's windows are at least 500 pixels wide.
+    # 500 pixels is the minimum width of a window in Chromium.
     assert "<title>fits</title>" in narrow.open("", "--window-size=500,900").dom
 
 

@@ -1,4 +1,4 @@
-"""``--report``: formats and output files, through the command itself."""
+"""``--report``: the formats and the output files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_one_run_writes_any_number_of_reports(demo, onnxopt):
 
 def test_report_on_standard_output_needs_no_writable_folder(demo, onnxopt):
     assert onnxopt("run", "demo.yaml", "-q", "--log", "run.jsonl").code == 0
-    # A folder at the path prevents the creation of a file.
+    # A folder named "-" prevents the creation of a file of this name.
     (demo / "-").mkdir()
     answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
     assert answer.code == 0
@@ -76,7 +76,7 @@ def test_new_folder_can_contain_the_log_and_the_artifacts(demo, onnxopt):
         "backends new missing/new",
     ],
 )
-def test_output_path_that_lacks_several_folders_is_refused(demo, onnxopt, command):
+def test_output_path_in_several_missing_folders_is_refused(demo, onnxopt, command):
     answer = onnxopt(*command.split())
     assert answer.code == 2
     assert "missing, does not exist" in " ".join(answer.err.split())
@@ -171,7 +171,7 @@ def test_html_report_is_the_same_from_the_run_its_log_and_its_json_report(
         assert onnxopt("report", "render", source, "--report", "html=again.html").code == 0
         assert (demo / "again.html").read_text(encoding="utf-8") == text
     assert re.search(r"label <bdi>nightly</bdi>.*commit <bdi>abc123</bdi>", text)
-    # The page draws the nodes of the failing case and lists its inputs.
+    # The page shows the nodes and the inputs of the failing case.
     assert re.search(r'class="node"><bdi>[^<]*Momentum</bdi>', text)
     assert re.search(r'<th scope="row"><bdi>X</bdi></th><td class="quiet"><bdi>float32\[2', text)
 

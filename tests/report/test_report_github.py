@@ -1,4 +1,4 @@
-"""Workflow commands and the badge."""
+"""Workflow commands for GitHub, and the badge."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMAND = re.compile(r"::error (?:file=([^,:\n]*)(?:,line=(\d+))?,)?title=([^,:\
 
 
 def commands(run):
-    """Return the annotations that GitHub's runner reads: file, line, title and message."""
+    """Return the annotations in a report for GitHub, as (file, line, title, message)."""
     lines = [
         line for line in rendered("github", run).splitlines() if not line.startswith("::notice ")
     ]
@@ -44,7 +44,7 @@ def test_failure_refers_to_the_line_of_its_case():
 
 def test_every_failing_result_has_one_command():
     run = every_outcome()
-    # Render two halves of the run, because a report contains at most ten annotations.
+    # A report contains at most ten annotations, so the run is rendered in two halves.
     halves = [replace(run, results=run.results[part]) for part in (slice(8), slice(8, None))]
     annotations = [command for half in halves for command in commands(half)]
     titles = [title.split(" on ")[0] for _, _, title, _ in annotations]
@@ -136,7 +136,7 @@ Current thread 0x1 (most recent call first):
 
 @pytest.fixture
 def repository(workplace):
-    """Return the working directory, with the sources of a backend and an environment."""
+    """Return the working directory, which contains the sources of a backend and a .venv."""
     installed = workplace / ".venv/lib/site-packages/numpy"
     installed.mkdir(parents=True)
     for file in (workplace / "backend.py", workplace / "kernels.py", installed / "core.py"):
@@ -176,12 +176,12 @@ def test_error_refers_to_the_line_of_the_backend_that_raised_it(
         (Outcome.ERROR, "raised at \0:1"),
         (Outcome.ERROR, "raised at /dev/zero:1"),
         (Outcome.ERROR, "raised at {folder}/.venv/lib/site-packages/numpy/core.py:1"),
-        # A wrong value has no line of code; a backend may still print a text that looks like a line
-        # of a traceback.
+        # No line of code belongs to a wrong value. The printed text only looks like a line of a
+        # traceback.
         (Outcome.FAIL, "raised at {folder}/kernels.py:3"),
     ],
 )
-def test_line_that_the_repository_does_not_have_is_not_shown(repository, outcome, printed):
+def test_line_outside_of_the_repository_is_not_shown(repository, outcome, printed):
     (repository.parent / "outside.py").write_text("a\n")
     text = printed.format(folder=repository)
     ((file, line, *_),) = commands(record(result(outcome=outcome, printed=text)))

@@ -1,4 +1,4 @@
-"""The HTML page is complete without its script, and contains nothing active from results."""
+"""The HTML report is complete without its script, and no text of a result becomes active."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ VOID_TAGS = {"meta", "link", "br", "input"}
 
 
 class Page(HTMLParser):
-    """Collects tags, attributes and text; fails if tags do not match."""
+    """A parser that collects tags, attributes and text, and fails if tags do not match."""
 
     def __init__(self, text):
         super().__init__()
@@ -116,7 +116,7 @@ def test_failing_cell_links_to_its_failure():
 
 
 def words(source):
-    """Return the text of HTML, with a blank between any two elements."""
+    """Return the text of an HTML source, with spaces in place of tags."""
     return " ".join(unescape(re.sub("<[^>]+>", " ", source)).split())
 
 
@@ -169,7 +169,7 @@ def test_command_that_runs_a_failing_case_again_has_a_copy_button():
     assert any("-k demo/adam/plain" in command for command in commands)
 
 
-def test_unsupported_cases_are_apart_from_failures_and_grouped_by_reason():
+def test_unsupported_cases_are_separate_from_failures_and_grouped_by_reason():
     run = record(
         *(result(f"demo/{n}", outcome=Outcome.UNSUPPORTED, message=f"no T{n}") for n in range(4)),
         result(outcome=Outcome.FAIL),
@@ -179,13 +179,13 @@ def test_unsupported_cases_are_apart_from_failures_and_grouped_by_reason():
     assert section(source, "without").count("4 unsupported on numpy : no …") == 1
 
 
-def test_expected_failures_are_counted_and_apart_from_failures():
+def test_expected_failures_are_counted_separately_from_failures():
     failing = [
         result(f"demo/{n}", outcome=Outcome.FAIL, standing=Standing.EXPECTED) for n in range(145)
     ]
     source = rendered("html", record(result(), *failing))
     text = words(source)
-    # The counts of the run and of the operator are equal.
+    # The counts occur twice: for the run and for the operator.
     assert text.count("1 pass, 145 expected failures") == 2
     assert section(source, "failures").endswith("None.")
     assert "145 Adam: X_new off" in section(source, "known")

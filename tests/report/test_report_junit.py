@@ -89,8 +89,7 @@ NAMES = st.text(st.sampled_from("aA./ \n\x1b()2"), max_size=5)
 
 @given(st.lists(st.tuples(NAMES, NAMES.map(lambda text: f"b{text}")), max_size=12, unique=True))
 def test_pairs_of_classname_and_name_are_unique(pairs):
-    # If several cases have the same classname and name, GitLab loses results, even if the cases
-    # belong to different suites.
+    # GitLab drops results of cases with equal classname and name, even in different suites.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
     problems = tuple(Fault(case, case) for case, _ in pairs)
     text = rendered("junit", record(*results, problems=problems, started="2026-01-31T23:59:59Z"))
@@ -98,7 +97,7 @@ def test_pairs_of_classname_and_name_are_unique(pairs):
     keys = [(element.get("classname"), element.get("name")) for element in root.iter("testcase")]
     assert len(keys) == len(results) + len(problems)
     assert len({tuple(part.strip().lower() for part in key) for key in keys}) == len(keys)
-    # Jenkins drops a suite with the same name and time as another suite.
+    # Jenkins drops a suite if another suite has the same name and time.
     suites = [element.get("name") for element in root.iter("testsuite")]
     assert len(set(suites)) == len(suites)
 
@@ -143,7 +142,7 @@ def test_xunit_omits_only_locations():
     assert ET.tostring(junit) == ET.tostring(xunit)
 
 
-def test_message_shortens_a_stack_trace_and_the_text_has_all_of_it():
+def test_message_shortens_a_stack_trace_and_the_text_is_complete():
     trace = "\n".join(
         ["Error: cannot", *(f"  at frame {number}" for number in range(300)), "Last: cause"]
     )

@@ -1,4 +1,4 @@
-"""Markdown as a renderer shows it; untrusted text never becomes markup."""
+"""Markdown reports, rendered as HTML: untrusted text never becomes markup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OUR_TAGS |= {"li", "details", "summary", "sub"}
 
 
 class RenderedMarkdown(HTMLParser):
-    """Renders Markdown, and collects tags and the text in each."""
+    """A renderer of Markdown that collects the tags and the text in each tag."""
 
     def __init__(self, text):
         super().__init__()
@@ -78,14 +78,14 @@ def test_summary_has_a_row_of_counts_for_each_backend():
 def test_each_failure_is_folded_and_shows_its_diff_and_command():
     text = markdown(every_outcome())
     failing = [result for result in every_outcome().results if not result.conforms]
-    # Every failure except not-run is folded, and so is the table of accuracies.
+    # All failures except not-run are folded. The table of accuracies is folded, too.
     assert text.count("<details><summary>") == len(failing) - 1 + 1
     assert "max abs 0.5" in text
     assert "onnxopt run cases/demo.yaml -k demo/adam/fail -b numpy" in text
     assert "<code>demo/adam/known</code>" not in text
 
 
-def test_expected_failures_are_counted_and_grouped_apart_from_failures():
+def test_expected_failures_are_counted_and_grouped_separately():
     expected = [
         result(f"demo/{number}", outcome=Outcome.FAIL, standing=Standing.EXPECTED)
         for number in range(145)
@@ -96,7 +96,7 @@ def test_expected_failures_are_counted_and_grouped_apart_from_failures():
     assert "<details><summary>fail" not in text
 
 
-def test_unsupported_cases_are_grouped_by_reason_apart_from_failures():
+def test_unsupported_cases_are_grouped_by_reason_separately():
     results = [
         result(f"demo/{number}", outcome=Outcome.UNSUPPORTED, message=f"no kernel for T{number}")
         for number in range(9)

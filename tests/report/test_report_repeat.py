@@ -16,7 +16,7 @@ from onnxopt_cli.report.view.result_view import repeat_command
 
 @pytest.fixture
 def run(onnxopt, workplace):
-    """Return a function that runs a command and returns the results and options of its report."""
+    """Return a function that runs a command, and returns results and options from its report."""
 
     def call(*arguments):
         answer = onnxopt(*arguments, "-q", "--report", "json=report.json")

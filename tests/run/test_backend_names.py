@@ -1,4 +1,4 @@
-"""Names for backends: ``-b NAME=BACKEND`` names a backend in results, logs and reports."""
+"""``-b NAME=BACKEND`` gives a backend a name in results, logs and reports."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_name_stands_for_the_backend_in_every_output(demo, onnxopt):
         "numpy",
     }
     assert (demo / "failing" / "acme").is_dir()
-    # Reports show the specification of a backend only in commands and in the list of options.
+    # Only commands and the list of options contain the specification of the backend.
     again = f"onnxopt run demo.yaml -k demo/demo/c -b {ACME}"
     for form in formats:
         text = (demo / f"out.{form}").read_text(encoding="utf-8")
@@ -100,7 +100,7 @@ def test_repeated_name_is_a_usage_error(demo, onnxopt, backends, message):
     assert message in answer.err
 
 
-def test_configured_backend_has_its_name_unless_the_command_line_gives_another_name(demo, onnxopt):
+def test_command_line_can_rename_a_configured_backend(demo, onnxopt):
     (demo / "onnxopt.toml").write_text(f'[backends.trt]\nbackend = "{backend("Right")}"\n')
     answer = onnxopt("run", "demo.yaml", "-b", "trt", "-b", "fast=trt,math=tf32", *OFF)
     assert "trt conforms: 6 pass" in answer.out

@@ -1,4 +1,4 @@
-"""The option batch=N: several small cases run as one model, and outcomes stay the same."""
+"""The option ``batch=N`` runs several small cases as one model; outcomes stay the same."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.run.batches import BatchExecutor
 
-# Models of element-wise operators, subgraphs, sequences, optionals, strings and functions.
+# Their cases include elementwise nodes, subgraphs, sequences, optionals, strings and functions.
 OPERATORS = ("Acos", "Asinh", "Tan", "Cosh", "Celu", "Det", "If", "StringConcat")
-# Backends: ``right`` is correct, ``faulty`` and ``wrong`` fail for some operators, and ``misjoins``
-# fails for joined models.
+# ``right`` is correct, ``faulty`` and ``wrong`` fail for some operators, and ``misjoins`` fails for
+# joined models.
 PLUGINS = """\
 import os
 import onnx
@@ -57,7 +57,7 @@ def misjoins(model, inputs):
 
 
 def outcomes(log, backend):
-    """Return outcome, message and batch size of each case on a backend, from a log."""
+    """Return (outcome, message, batch size) by case for a backend, from a log."""
     records = map(json.loads, Path(log).read_text().splitlines())
     results = [record["result"] for record in records if record["record"] == "end"]
     return {
@@ -82,7 +82,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
         ]
         onnxopt("run", "onnx-node", *operators, *words, "--no-explain", "--log", f"log{batch}")
         submitted_counts.append(len(Path("submitted").read_text().split()) - sum(submitted_counts))
-    # Batches at least halve the number of models, although the opsets of the cases differ.
+    # With batches, less than half as many models run, although cases differ in their opsets.
     assert submitted_counts[1] < 0.5 * submitted_counts[0]
     for backend in backends:
         alone, in_batches = outcomes("log", backend), outcomes("log,batch=8", backend)
@@ -90,7 +90,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
         assert all(row == (*alone[case][:2], row[2]) for case, row in in_batches.items()), backend
         assert not any(batch for *_, batch in alone.values())
         batched = [outcome for outcome, _, batch in in_batches.values() if batch]
-        # A result from a batch is accepted only if it is a pass.
+        # Cases that do not pass in a batch run again alone.
         assert {*batched} <= {"pass", "vacuous"}
         if backend in {"ort", "right"}:
             assert len(batched) > len(alone) // 2
@@ -135,7 +135,7 @@ def test_wrong_size_of_batches_is_an_error(value, onnxopt):
 
 
 class Backend:
-    """A backend that returns inputs as outputs; ``fault`` returns another response, or None."""
+    """A backend that returns its inputs, unless ``fault`` returns another response."""
 
     specification, name, version = parse_specification("fake"), "fake", ""
     ahead = 1
@@ -152,7 +152,10 @@ class Backend:
 
 
 def responses(executor, operators):
-    """Submit a case of each operator, joinable except Reject, and return the responses."""
+    """Submit a case of each operator, and return the responses.
+
+    A name with the prefix ``Reject`` stands for a case that cannot be joined with others.
+    """
     waiting = []
     for operator in operators:
         value = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
@@ -192,7 +195,7 @@ def test_batches_that_exceed_a_limit_become_smaller():
     assert limited.sizes == [2, 2, 2, 2]
 
 
-def test_rejected_case_does_not_keep_other_cases_of_its_operator_out_of_batches():
+def test_rejected_case_does_not_exclude_its_operator_from_batches():
     backend = Backend(lambda names: Response(failure=Outcome.ERROR) if names == ["Abs"] else None)
     executor = BatchExecutor(backend, 4)
     assert responses(executor, ["RejectAbs"])[0].failure is Outcome.ERROR

@@ -103,7 +103,7 @@ def test_every_report_names_excluded_capabilities_with_the_reason(onnxopt, cases
         assert note in answer.out
         for name in set(formats) - {"json", "badge"}:
             assert note in Path(f"{name}.out").read_text(), name
-    # A badge has no room for the reasons.
+    # A badge is too short for the reasons.
     assert "without refusals, without double" in Path("badge.out").read_text()
     options = json.loads(Path("json.out").read_text())["left_out"]
     assert options == {"refusals": "1 case", "double": "2 cases: the target has no such type"}

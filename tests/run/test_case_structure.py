@@ -20,7 +20,7 @@ HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 
 @pytest.fixture
 def run(tmp_path, onnxopt):
-    """Return a function that runs a case on a backend that returns the stored output."""
+    """Return a function that runs a case on a backend, which returns the stored output."""
 
     def run_text(text, inputs, **outputs):
         model = onnx.parser.parse_model(HEAD + text)
@@ -57,7 +57,7 @@ def test_case_whose_stored_output_has_another_shape_is_invalid(run):
 
 
 def test_case_whose_stored_output_has_another_rank_is_invalid(run):
-    # Shape inference does not know the number of axes.
+    # Shape inference cannot determine the number of axes of y.
     text = """g (float[2,2] x, bool[m] k) => (float[p] y) {
         i = NonZero(k) j = Squeeze(i) y = ReduceSum(x, j) }"""
     inputs = {"x": f32(2, 2), "k": np.array([False, True])}
@@ -107,7 +107,7 @@ def test_symbolic_dimension_has_one_size(run, declared, contradictory):
 
 
 def test_elements_of_sequences_may_differ_in_size():
-    """Onnx's own tests of SequenceMap, such as test_sequence_map_add_2_sequences, require this."""
+    """The published cases of SequenceMap require this, e.g. test_sequence_map_add_2_sequences."""
     model = onnx.parser.parse_model(
         HEAD + "g (seq(float[N]) x) => (seq(float[N]) y) { y = Identity(x) }"
     )
@@ -119,7 +119,7 @@ def test_elements_of_sequences_may_differ_in_size():
 def test_symbolic_dimension_has_one_size_in_case_files(onnxopt, tmp_path, size, contradictory):
     text = "g (float[N] x, float[N] z) => (float y) { y = Max(x) }"
     model = onnx.parser.parse_model(HEAD + text)
-    # The declared shape of the output is not needed.
+    # The inputs alone contradict each other, so the output needs no shape.
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, tmp_path / "m.onnx")
     inputs = f"{{x: [1, 2, 3], z: {[1.5] * size}}}"
@@ -184,8 +184,8 @@ def test_model_that_fails_the_full_check_is_invalid(run, name):
 
 
 def test_check_knows_the_defaults_of_function_bodies(run):
-    # Inference of MeanVarianceNormalization uses the function body, but ignores the default of
-    # axes.
+    # To infer the shape of MeanVarianceNormalization, onnx uses its function body, but ignores the
+    # default of axes.
     text = "g (float[1,1,1,2] x) => (float[1,1,1,2] y) { y = MeanVarianceNormalization (x) }"
     x = np.array([[[[1, 3]]]], np.float32)
     model = onnx.parser.parse_model(HEAD + text)
@@ -193,7 +193,7 @@ def test_check_knows_the_defaults_of_function_bodies(run):
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float64])
-def test_type_that_only_the_function_body_lacks_is_valid(run, kind):
+def test_type_that_only_the_function_body_does_not_support_is_valid(run, kind):
     x = np.array([[[[1.0, 3.0]]]], kind)
     name = {np.float16: "float16", np.float64: "double"}[kind]
     text = f"g ({name}[1,1,1,2] x) => ({name}[1,1,1,2] y) {{ y = MeanVarianceNormalization(x) }}"

@@ -151,7 +151,7 @@ def in_workers(onnxopt):
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process, although the reference oracle still uses workers."""
+    """Return a function that runs backends in this process; only the oracle uses workers."""
     return lambda *arguments: onnxopt(*arguments, "--isolation", "none")
 
 
@@ -296,7 +296,7 @@ def test_declared_math_widens_tolerances_of_products_and_is_reported(
     assert result.code == 0, result.out
     assert f"judged as math={math}" in result.out.replace("\n", " ")
     assert json.loads(badge.read_text())["message"] == f"1 pass, math={math}"
-    # Each backend is judged under its own option math.
+    # Each backend is judged by its own option ``math``.
     result = onnxopt(*run, f"{backend(name)},math={math}", "-b", backend(name))
     assert result.code == 1
     assert "1 pass" in result.out
@@ -347,7 +347,7 @@ def test_wrong_stored_output_makes_the_case_invalid(onnxopt, tmp_path, backend):
     ) in text
     (header,) = (line for line in result.out.splitlines() if "stored" in line and "abs" in line)
     assert header.split()[1:4] == ["at", "computed", "stored"]
-    # The element with the largest error: 0.0215993 is exp(-2) / (exp(0.5) + exp(1.5) + exp(-2)).
+    # The element with the largest error is exp(-2) / (exp(0.5) + exp(1.5) + exp(-2)) = 0.0215993.
     assert "0.021599231 0.03159923" in result.out
 
 
@@ -406,7 +406,7 @@ def test_model_without_a_condition_estimate_is_reported_with_the_reason(onnxopt,
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """Use an empty cache; return a function that finds the only entry of the cache."""
+    """Use an empty cache, and return a function that returns the path of its only entry."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("ONNXOPT_CACHE_DIR", str(folder))
 
@@ -418,7 +418,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def widen(path):
-    """Enlarge the tolerance in a cache entry, but keep its size and modification time."""
+    """Enlarge the tolerance in a cache entry without changing its size and modification time."""
     times, data = path.stat(), path.read_bytes()
     line, _, payload = data.partition(b"\n")
     reader = ValueReader(payload)
@@ -431,7 +431,7 @@ def widen(path):
 
 
 def sign(path):
-    """Write the present size, times and hash of a cache entry into the index."""
+    """Write the current size, times and hash of a cache entry into the index."""
     index = path.parent / "index.json"
     status = path.stat()
     signature = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
@@ -448,8 +448,8 @@ def test_condition_estimate_is_read_from_the_cache(onnxopt, tmp_path, backend, c
     assert cache().stat().st_ctime_ns == written
     (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
     assert onnxopt(*run).code == 1
-    # Only the user could sign a changed entry. The test signs the entry itself, to show that a
-    # signed entry is used.
+    # The index can be changed only by the user. After the test has changed it, the changed entry is
+    # used.
     widen(cache())
     sign(cache())
     assert onnxopt(*run).code == 0
@@ -580,7 +580,7 @@ def select(*names):
     return [part for name in names for part in ("-k", f"onnx-node/{name}/0")]
 
 
-def test_correct_outputs_pass_that_the_tolerance_of_onnx_rejects(onnxopt):
+def test_correct_outputs_pass_although_onnx_tolerance_rejects_them(onnxopt):
     cases = select(*CORRECT_ON_ONNX_RUNTIME)
     run = ("run", "onnx-node", *cases, "-b", "onnxruntime", "--no-explain", "-q")
     result = onnxopt(*run, *CONDITIONED)
@@ -670,7 +670,7 @@ def test_cases_judged_by_the_tolerance_of_onnx_are_counted_with_reasons(onnxopt,
 
 
 def cast_to_half(folder):
-    """A product of halves, computed in float32 and rounded once to float16."""
+    """Write a case whose output is a product in float16, and return its folder."""
     values = {"a": np.array([1.5, 2.25], np.float16), "b": np.array([3.0, 1.125], np.float16)}
     return single(folder, "Mul", values, values["a"] * values["b"])
 
@@ -719,7 +719,7 @@ def negation(name):
 
 
 class PreparedBackend:
-    """A backend with a function for the response to each case."""
+    """A backend whose responses to the cases are given as functions, in order."""
 
     name, specification, ahead = "neg", parse_specification("onnx-reference"), 4
 
@@ -730,7 +730,7 @@ class PreparedBackend:
         return next(self._responses)
 
 
-def test_case_whose_estimate_may_be_interrupted_is_not_run():
+def test_case_is_not_run_if_its_estimate_was_interrupted():
     interruption = Interruption()
 
     class Estimates:

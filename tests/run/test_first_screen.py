@@ -20,7 +20,7 @@ from onnxopt_cli.report.view.result_view import ResultView
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
 
-# The injected error depends on T, which is the number of the case.
+# The faults of the backends depend on T, which is the number of the case.
 WRONG_BACKENDS = """
 
 class ThreeFaults(Right):
@@ -91,7 +91,7 @@ class IgnoresAntialias:
 
 @pytest.fixture
 def screen(workplace, onnxopt):
-    """Return a function that runs the given number of cases, in which T counts from 1."""
+    """Return a function that runs a number of cases, whose T are 1, 2, 3 and so on."""
     (workplace / "vendor.py").write_text(BACKEND + WRONG_BACKENDS)
 
     def call(count, backend, *options):
@@ -123,9 +123,9 @@ def test_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen):
     assert any("MemoryError: no room for" in title for title in titles)
     assert answer.out.count("again: onnxopt run demo.yaml -k demo/demo/plain") == 3
     assert re.findall(r"cause \d, the simplest of (\d+)", answer.out) == ["40", "39", "39"]
-    # The first example may show three elements; each further example shows only its worst element.
+    # The first example may show three elements, and each further example only the worst element.
     assert len(re.findall(r"^│   \[\d", answer.out, re.MULTILINE)) <= 3 + 1
-    # The example of the wrong values is the case with the large error.
+    # The example of wrong values is the case with the largest error.
     assert "FAIL demo/demo/plain50 on" in answer.out
     assert "does not conform: 79 fail, 39 oom" in answer.out or "39 error" in answer.out
 
@@ -199,8 +199,8 @@ def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace
     (workplace / "vendor.py").write_text(IGNORES_ANTIALIAS)
     run = ("run", "onnx-node", "--operator", "Resize", "-b", "python:vendor.py:IgnoresAntialias")
     text = " ".join(onnxopt(*run).out.split())
-    # onnx's reference, from which the backend derives, has other errors on generated nodes, so that
-    # some searches find only the condition.
+    # The backend is derived from onnx's reference, which has other errors on generated nodes. Some
+    # searches therefore find only the condition.
     cause = "consistent with 'antialias ignored'|wrong wherever antialias is 1"
     assert re.search(rf"1\. 4 Resize: ({cause})", text)
     assert "Resize; antialias=1" in text
@@ -240,7 +240,7 @@ def test_screen_in_a_pipe_has_no_colour_and_fits(screen, monkeypatch, columns):
 
 @pytest.fixture(scope="module")
 def double():
-    """A wrong result of float64 in which some elements have the maximum number of digits."""
+    """Return a wrong result in float64 whose elements have up to the maximum number of digits."""
     cases = onnxopt.load_cases("conformance/adam/double")
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
     (result,) = onnxopt.run(
@@ -271,7 +271,7 @@ def test_title_of_a_failure_is_shown_completely(double, columns):
     assert f"FAIL{double.case}on{double.backend}".replace(" ", "") in panel
 
 
-def test_run_without_a_target_names_the_suites_if_there_is_no_folder_of_cases(workplace, onnxopt):
+def test_run_without_targets_and_folder_of_cases_names_the_suites(workplace, onnxopt):
     selected = ("-k", "spec/momentum/momentum", "--isolation", "none")
     assert "from spec, conformance" in onnxopt("run", *selected).out
 

@@ -1,4 +1,4 @@
-"""Outputs are compared with the correct result that they match, which may be an alternative."""
+"""Outputs are judged by the right result that they match, which may be an alternative."""
 
 from pathlib import Path
 

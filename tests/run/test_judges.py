@@ -1,4 +1,4 @@
-"""Small cases are judged in several processes, with the same results as in a single process."""
+"""Small cases are judged in several processes; the results are those of a single process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from places import REPOSITORY
 
 from onnxopt_cli.run import runner
 
-# If X is 7, the formula does one of these: it kills its own process, interrupts its parent, or
-# returns another result in each call.
+# If X is 7, the formula executes the inserted statement: it kills its process, interrupts the
+# parent of its process, or returns another result in each call.
 OPERATOR = """\
 import os, signal
 from pathlib import Path
@@ -43,8 +43,7 @@ SCALED = Operator(
 """
 ONCE = "Path('done').exists() or Path('done').touch() or "
 KILLED = f"{ONCE}os.kill(os.getpid(), signal.SIGKILL)"
-# Evaluations alternate between two results. The first one becomes the expected result, and the
-# second one becomes the output.
+# Two evaluations have different results: one becomes the expected result, the other the output.
 ALTERNATING = "X = X + odd[0]; odd[0] = 1 - odd[0]"
 INTERRUPTS = f"{ONCE}os.kill(os.getppid(), signal.SIGINT)"
 CASES = 60
@@ -92,7 +91,7 @@ def test_results_are_the_same_with_one_process_and_with_several(write, onnxopt):
     assert answer.code == 0, answer.out
 
 
-def test_long_files_are_read_alike_by_one_process_and_by_more(write, workplace):
+def test_long_files_are_read_alike_by_one_and_by_several_processes(write, workplace):
     write(ALTERNATING)
     text = (workplace / "demo.yaml").read_text() + "# long\n" * 200_000
     (workplace / "cases").mkdir()
@@ -115,7 +114,7 @@ def test_long_files_are_read_alike_by_one_process_and_by_more(write, workplace):
 
 
 @pytest.mark.parametrize("rows_from_forks", [True, False])
-def test_few_submitted_cases_are_kept_while_a_worker_computes(
+def test_number_of_submitted_cases_is_limited_while_a_worker_computes(
     write, onnxopt, monkeypatch, rows_from_forks
 ):
     write(ALTERNATING)

@@ -14,7 +14,7 @@ def demo(workplace):
 
 
 def flaky(path):
-    """Return outcome and description of the flaky cases that a JSON report contains."""
+    """Return (outcome, description) of each flaky case in a JSON report, by id."""
     results = json.loads(path.read_text())["results"]
     return {
         result["case"]: (result["outcome"], result["flaky"])
@@ -70,7 +70,7 @@ def test_case_that_fails_only_after_another_case_is_flaky(demo, onnxopt, culprit
 @pytest.mark.slow
 @pytest.mark.isolated
 def test_case_that_passes_only_after_another_case_is_flaky(demo, onnxopt):
-    # Case d ends the worker. Case e runs in a new worker, in which b has not run.
+    # Case d ends the worker, so e runs in a new worker, in which b has not run.
     arguments = ["run", "demo.yaml", "-b", backend("PassesAfterB"), "-j", "1"]
     answer = onnxopt(*arguments, "--no-explain", "--rerun", "1", "--report", "json=out.json")
     assert answer.code == 1

@@ -23,7 +23,7 @@ from onnxopt_cli.operators.registry import registry
 
 @pytest.fixture
 def onnxopt(onnxopt):
-    """Run backends in this process, without explanations; tests of explanations are elsewhere."""
+    """Return a function that calls a command; runs are in this process and without explanations."""
 
     def call(command, *arguments):
         options = ("--isolation", "none", "--no-explain") * (command == "run")
@@ -209,7 +209,7 @@ def test_cases_of_any_of_the_operators_are_selected(onnxopt):
     options = ["--operator", "adagrad", "--operator", "Adam"]
     names = onnxopt("list", "spec", *options).out.splitlines()
     assert [name.split("/")[1] for name in names] == ["adagrad"] * 2 + ["adam"] * 2
-    # Other filters may leave out all cases of one of the operators.
+    # Another filter may exclude all cases of one of the operators.
     assert onnxopt("list", "spec", "-k", "adam", *options).out.splitlines() == names[2:]
 
 
@@ -363,14 +363,14 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
         numbers = (str(np.float32(worst[side])) for side in ("actual", "expected"))
         message = message.format(*worst["index"], *numbers)
     assert result["message"].startswith(message)
-    # A panel shows wrong values as rows, so the panel omits a message that states wrong values.
+    # A panel shows wrong values as rows, so it omits messages about wrong values.
     assert (message in answer.out) == (backend == "Scribbler")
     assert onnxopt("report", "render", "run.jsonl", "--report", "markdown=log.md").code == 0
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
-    # The headline contains the message. Except for wrong values, the list of causes and the details
-    # also contain the message.
+    # The headline contains the message. The list of causes and the details contain it as well,
+    # unless it is about wrong values.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 
@@ -383,12 +383,12 @@ def test_id_of_a_case_does_not_depend_on_the_spelling_of_its_path(demo, onnxopt,
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """Results of the committed cases by backend."""
+    """Return the results of the committed cases by backend."""
     report = tmp_path_factory.mktemp("committed") / "report.json"
     results = defaultdict(list)
     names = ["numpy", *(["onnxruntime"] if find_spec("onnxruntime") else [])]
     runs = [(0, "cases/", *(word for name in names for word in ("-b", name)))]
-    # A quarter of Adam's cases is enough to show the defects of onnx's reference.
+    # A quarter of Adam's cases suffices to show the defects of onnx's reference.
     runs.append((1, "cases/conformance/adam.yaml", "--shard", "1/4", "-b", "onnx-reference"))
     for code, *arguments in runs:
         options = ("-q", "--no-explain", "--isolation", "none", "--report", f"json={report}")
@@ -463,7 +463,7 @@ def test_error_names_the_line_of_the_backend_that_raised_it(demo, onnxopt):
     (demo / "vendor.py").write_text("import numpy as np\n" + (demo / "vendor.py").read_text())
     onnxopt("run", "demo.yaml", "-b", "python:vendor.py:Raises", "--report", "json=out.json")
     results = json.loads((demo / "out.json").read_text())["results"]
-    # NumPy raised the error, but the line shown is the line of the backend that called NumPy.
+    # NumPy raised the error. The line shown is the line of the backend that called NumPy.
     assert {result["printed"] for result in results} == {f"raised at {demo}/vendor.py:4"}
 
 

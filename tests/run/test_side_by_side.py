@@ -1,4 +1,4 @@
-"""Two commands that run at the same time on a file or folder do not overwrite each other."""
+"""Two commands that write to the same file or folder at the same time overwrite nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def demo(workplace):
 
 @pytest.fixture
 def beside(demo, onnxopt):
-    """Return a function that runs two commands at the same time, and returns both results."""
+    """Return a function that runs two commands at the same time.
+
+    It returns the answer of one command, and exit code and errors of the other.
+    """
 
     def call(name, *options):
         waiting = subprocess.Popen(

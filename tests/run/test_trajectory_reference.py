@@ -1,4 +1,4 @@
-"""The reference for trajectories agrees with explicit loops."""
+"""Expected results of trajectories agree with explicit loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 40
 
 
 def single(value):
-    """Return a number rounded to float32, as attributes and float32 inputs are."""
+    """Return a number rounded to float32, like an attribute or a float32 input."""
     return WIDE_TYPE(np.float32(value))
 
 

@@ -1,4 +1,4 @@
-"""The command ``onnxopt run`` on right and wrong trajectories, in single steps and in a loop."""
+"""``onnxopt run`` on trajectories, which are computed in single steps and in a loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onnxopt_cli.suites.catalogue import suites
 from onnxopt_cli.workers.interruption import Interruption
 
 DRIFTING = PLUGINS / "drifting.py"
-# Adam with epsilon added inside the square root.
+# A backend that adds Adam's epsilon inside the square root.
 WRONG_EPSILON = f"python:{PLUGINS / 'mistaken.py'}:InsideTheRoot"
 
 
@@ -28,7 +28,7 @@ def backend(name):
 
 @pytest.fixture
 def walk(workplace, onnxopt):
-    """Return a function that runs the two cases of a trajectory: single steps, and a loop."""
+    """Return a function that runs both cases of a trajectory: the single steps, and the loop."""
 
     def call(name, text, *options, isolation="none"):
         (workplace / "walk.yaml").write_text(text)
@@ -145,7 +145,7 @@ def test_model_is_prepared_once_for_all_steps(workplace):
     cases = [case for case in collect(["walk.yaml"]).cases if case.id.endswith("/steps")]
     ((result,),) = run(Plan(cases, [executor]))
     assert result.outcome.value == "pass"
-    # ONNX Runtime rejects the unchanged model, and then runs the lowered model.
+    # Two models are prepared: ONNX Runtime rejects the first one, and runs the lowered model.
     assert len(prepared) == 2
     assert result_from_json(json.loads(json.dumps(result_to_json(result)))).curve == result.curve
 

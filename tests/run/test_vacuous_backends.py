@@ -1,4 +1,4 @@
-"""A backend that computes nothing does not pass, neither with constants nor by rejecting models."""
+"""Backends that compute nothing do not pass by returning constants or rejecting models."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ from onnxopt_cli.suites.collect import collect
 VACUOUS = PLUGINS / "vacuous.py"
 SILENT = ("RaisesAtEverything", "Nothing")
 CONSTANT = ("Echo", "Zeros", "NaNs", "Ones")
-# Backends that are right only in some trajectories, some cases of zeros and masks, and some cases
-# that move data.
+# These backends are right in a few cases: some trajectories, zeros, masks, and moved data.
 SOMETIMES_RIGHT = ("RaisesAtEverything", "Echo", "Zeros", "Ones")
 
 
@@ -44,7 +43,7 @@ def backend(name):
 
 
 def run(onnxopt, folder, *arguments):
-    """Return the results of a run by backend, from the JSON report, and the ended command."""
+    """Run cases; return the results by backend, and the answer of the command."""
     path = folder / "run.json"
     if "--isolation" not in arguments:
         arguments = ("--isolation", "none", *arguments)
@@ -104,8 +103,7 @@ def test_rejections_of_a_backend_with_wrong_numbers_are_not_vacuous(onnxopt, tmp
     rejections = [result for result in results if "/refuses_" in result["case"]]
     assert outcomes(rejections) == {"pass": len(rejections)}
     assert outcomes(results)["fail"] > 20
-    # No backend can return a wrong output if the output has no elements, so this pass is not
-    # vacuous.
+    # This pass is not vacuous, because an output without elements cannot be wrong.
     empty = [result for result in results if result["case"].endswith("/empty")]
     assert outcomes(empty) == {"pass": 1}
 
@@ -193,7 +191,7 @@ def test_other_cases_are_probes_of_an_operator_without_a_formula(onnxopt, workpl
 
 
 def test_nontrivial_scalar_output_is_not_vacuous(onnxopt, workplace):
-    """A runtime that supports only reductions over all axes fails all other cases."""
+    """The backend ``total`` supports only reductions over all axes, so it fails other cases."""
     (workplace / "whole.py").write_text(
         "import numpy as np\n"
         "def total(model, inputs):\n"
@@ -210,8 +208,7 @@ def test_nontrivial_scalar_output_is_not_vacuous(onnxopt, workplace):
     actual = {
         name: [result["outcome"] for result in results] for name, results in by_backend.items()
     }
-    # The pass in the case "first" is vacuous, because this backend only returns an element of its
-    # input.
+    # The pass of the backend ``first`` is vacuous: it only returns an element of its input.
     assert actual == {"total": ["pass", "error", "pass"], "first": ["fail", "fail", "vacuous"]}
 
 
@@ -249,7 +246,7 @@ def test_correct_zeros_are_not_vacuous_if_the_backend_computes_another_case(onnx
     assert outcomes(results["Relu"]) == {"pass": 2}
     assert outcomes(results["Zeros"]) == {"vacuous": 1, "fail": 1}
     assert "it does not compute another case" in results["Zeros"][0]["message"]
-    # If no probe exists for the case, a correct output is a pass.
+    # If no other case can serve as a probe, a correct output is a pass.
     (workplace / "relu.yaml").write_text(TRIVIAL_RELU)
     results, _ = run(onnxopt, workplace, "relu.yaml", *backends)
     assert outcomes(results["Zeros"]) == {"pass": 1}

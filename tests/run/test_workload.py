@@ -1,4 +1,4 @@
-"""The digits workload: gradients, pruning and the script that prints the documented tables."""
+"""The digits workload: its gradients, its pruning, and the script that prints its tables."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def batch(images):
 
 
 def step_inputs(batch, optimizer=MOMENTUM):
-    """Return, for every regime, the inputs of a first step, whose states are zero."""
+    """Return the inputs of a first step for all regimes; the states are zero."""
     generator = np.random.default_rng(5)
     values = {
         "R": np.array(1, np.float32),
@@ -82,7 +82,10 @@ def loss_in_double(parameters, batch):
 
 
 def descent(outputs, inputs, name):
-    """Return how the first step of momentum changes the weights at rate 1, without weight decay."""
+    """Return by how much the first step reduces a parameter, without the weight decay.
+
+    The rate is 1, so this is the gradient of the loss.
+    """
     decay = np.float64(np.float32(1e-4)) * inputs[name]
     return np.float64(inputs[name]) - outputs[f"{name}_new"] - decay
 
@@ -125,7 +128,7 @@ def test_admm_adds_the_penalty_to_the_loss_and_to_the_gradients_of_weights(backe
     assert outputs["loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_masked_weights_do_not_move_and_do_not_enter_the_momentum(backend, batch):
+def test_masked_weights_stay_zero_and_do_not_affect_the_momentum(backend, batch):
     inputs = step_inputs(batch)
     model = training_step(MOMENTUM, BATCH, Regime.MASKED)
     outputs = PreparedModel(backend, model).run(inputs)

@@ -1,4 +1,4 @@
-"""The site of a scoreboard in Chromium: the filter works, and no page makes a request."""
+"""The site of a scoreboard in Chromium: the filter, links, and narrow screens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def opened(onnxopt, workplace):
-    """Return a function that opens a page of a site and returns DOM and console output."""
+    """Return a function that opens a page of a site, and returns its DOM and console output."""
     (workplace / "demo.yaml").write_text(CASE)
     (workplace / "demo.py").write_text(BACKEND)
     text = 'suites = ["demo.yaml", "spec/adam"]\n[backends]\nright = "numpy"\n'

@@ -1,4 +1,4 @@
-"""The command ``onnxopt scoreboard``: it runs missing cases, keeps logs, and can be resumed."""
+"""``onnxopt scoreboard`` runs missing cases, keeps the logs, and can be resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ suites = ["demo.yaml"]
 [backends]
 numpy = "numpy"
 """
-#: A backend that reports a version, on which its results depend.
+#: A backend whose results depend on its version.
 VERSIONED = """\
 from onnxopt_cli.backends.resolve import resolve_backend
 
@@ -33,7 +33,7 @@ class Backend:
 
 @pytest.fixture
 def board(workplace):
-    """Return a function that writes the scoreboard file, with the given lines at its end."""
+    """Return a function that writes the scoreboard file, and appends the given lines."""
     (workplace / "demo.yaml").write_text(CASE)
 
     def write(more=""):
@@ -157,7 +157,7 @@ def test_backend_that_does_not_start_is_reported_and_others_run(onnxopt, board, 
     index = text_of(workplace / "site" / "index.html")
     assert "gone.py does not exist" in index
     assert index.count("not started") == 2
-    # With --no-run, the reason is shown again, because it is kept with the results.
+    # The reason is kept with the results, so --no-run shows it again.
     assert onnxopt("scoreboard", file, "--no-run").code == 4
     (workplace / "gone.py").write_text(
         "class Backend:\n    def run(self, model, inputs):\n        1/0\n"
@@ -176,11 +176,11 @@ def test_new_version_adds_a_row_of_history(onnxopt, board, workplace):
         assert onnxopt("scoreboard", file, "--explain-time", "0").code == 0
     page = text_of(workplace / "site" / "backends" / "acme.html")
     history = page.partition("History by version")[2]
-    # Versions are compared as numbers: 1.10 is newer than 1.9.
+    # Parts of versions are compared as numbers, so 1.10 is newer than 1.9.
     assert history.index("acme 1.10") < history.index("acme 1.9")
     assert history.count("fail, now pass") == 2
     assert len(logs(workplace / "results" / "acme")) == 2
-    # The current version is the version that runs now, even if a later version has run before.
+    # The current version is the one that ran last, even if a newer version ran before.
     (workplace / "acme.py").write_text(VERSIONED.format(version="1.9", error=0.25))
     assert "acme: 0 pass, 2 fail" in onnxopt("scoreboard", file).out
     assert len(logs(workplace / "results" / "acme")) == 2

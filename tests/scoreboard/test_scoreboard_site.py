@@ -14,7 +14,7 @@ from two_cases import BACKEND, CASE
 
 from onnxopt_cli.scoreboard.safe_names import anchor, base_name, file_name
 
-#: The labels are hostile, or differ only in letter case or punctuation.
+#: Labels that are hostile, or that differ only in case or punctuation.
 LABELS = (
     *(text for text in HOSTILE if len(text) <= 60 and text.isprintable()),
     *("ORT", "ort", "Ort!", "con", "..", "index", "ümlaut", "日本", "ort-2"),
@@ -56,7 +56,7 @@ class Infinite(Inaccurate):
 
 
 class Page(HTMLParser):
-    """Collects the addresses, ids, scripts and text of a page."""
+    """A parser that collects the links, ids, scripts and text of a page."""
 
     def __init__(self, path):
         super().__init__()
@@ -83,7 +83,7 @@ def pages_of(site):
 
 @pytest.fixture
 def site(onnxopt, workplace):
-    """Return a function that makes a scoreboard from labels and backends, and returns the site."""
+    """Return a function that makes a scoreboard of labelled backends, and returns its site."""
     (workplace / "demo.yaml").write_text(CASE)
     (workplace / "demo.py").write_text(BACKEND)
     (workplace / "raises.py").write_text(RAISES)
@@ -230,7 +230,7 @@ def test_accuracy_states_the_bits_that_each_backend_loses(site, workplace):
     assert '<a href="operators/momentum.html">Momentum</a>' in operator
     assert [cell.partition("</td>")[0] for cell in cells] == [
         '"all"><b>0.0</b><small>most 0.0</small>',
-        # A distance of 3 representable values loses log2(1 + 3) bits.
+        # An error of 3 ulp loses log2(1 + 3) = 2 bits.
         '"some"><b>2.0</b><small>most 2.0</small>',
         '"zero"><b>not finite</b>',
         '"none plain">not started',

@@ -1,4 +1,4 @@
-"""The rows of the gallery with right outputs, and backends with and without the defects."""
+"""The rows of the gallery with their right outputs, and backends with or without the defects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gallery_rows():
 
 
 def expected_outputs(problem):
-    """Return the outputs that ONNX publishes, or that ``scripts/gallery_oracle.py`` computes."""
+    """Return the published outputs or, without them, outputs by ``scripts/gallery_oracle.py``."""
     stored = problem.stored or gallery_oracle.right_outputs(problem.model, problem.inputs)
     return {
         output.name: np.asarray(stored[output.name]).astype(
@@ -40,7 +40,7 @@ def expected_outputs(problem):
 
 
 def with_defect(row, output):
-    """Return an output in which an element, the shape or the type has the wrong value of a row."""
+    """Return an output with the defect of a row: a wrong element, shape or type."""
     if isinstance(row.wrong, dict):
         if "shape" in row.wrong:
             return np.resize(output, row.wrong["shape"]).astype(output.dtype)
@@ -53,7 +53,7 @@ def with_defect(row, output):
 
 @cache
 def rows_by_graph():
-    """Return, for each graph, the first row whose model has the graph, with the right outputs."""
+    """Return (first row, right outputs) for each graph that occurs in a model of a row."""
     rows = {}
     for row, case in gallery_rows():
         problem = case.load()
@@ -82,7 +82,7 @@ class Right:
 
 
 class Defective(Right):
-    """A backend that returns the right outputs, changed by the defect of a gallery row."""
+    """A backend that returns the right outputs with the defect of a gallery row."""
 
     def returned(self, row, outputs):
         outputs = {**outputs, row.output: with_defect(row, outputs[row.output])}
@@ -90,7 +90,7 @@ class Defective(Right):
 
 
 class Unimplemented:
-    """Supports no operator."""
+    """A backend that supports no operator."""
 
     def run(self, model, inputs):
         raise Unsupported("no operator")

@@ -13,7 +13,7 @@ from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 
-# Dimensions in which a result may be wrong; each is a predicate of a call and one of its groups.
+# Properties on which the correctness of a backend may depend: predicates of a call and a group.
 DIMENSIONS = {
     **{f"rank {rank}": lambda _, group, rank=rank: group[0].ndim == rank for rank in range(8)},
     "one element": lambda _, group: group[0].shape == (1,),
@@ -35,13 +35,13 @@ DIMENSIONS = {
 
 
 def broadcasts_to_square(group, shape):
-    """Return whether a tensor of a shape can be broadcast to the first tensor, a 3-by-3 matrix."""
+    """Return whether the first tensor is a 3-by-3 matrix, and another one has the given shape."""
     return group[0].shape == (3, 3) and any(array.shape == shape for array in group[1:])
 
 
 @pytest.fixture(scope="module")
 def tested_dimensions():
-    """Return, by operator, the dimensions in which a case has a result other than zero."""
+    """Return the dimensions that a case tests with a result other than zero, by operator."""
     dimensions = defaultdict(set)
     for case in collect(["conformance", "pruning"]).cases:
         content = case.load()

@@ -65,7 +65,7 @@ def test_right_values_are_published_or_computed_independently(runtime):
 
 
 def test_outputs_of_own_cases_are_right():
-    # If each case were a parameter, every process that collects tests would read the cases.
+    # A loop, because parameters would make every process that collects tests read the cases.
     for case in own_cases():
         assert gallery_oracle.case_difference(case) <= 1.0, case.id
 
@@ -120,9 +120,9 @@ def test_targets_follow_from_backends(target, backends, expected):
     assert sorted(targets_for([target], backends)) == sorted(expected)
 
 
-# The plugin returns no outputs for nodes that are random or must be rejected.
+# Cases for which the plugin returns no outputs, because they are random or must be rejected.
 NOT_RETURNED = {"dropout_training_mode", "pad_negative", "adagrad_enlarging_operands"}
-# The outputs that ONNX publishes have four digits.
+# Cases whose published outputs are rounded to four digits.
 ROUNDED = {"averagepool_ceil_window_in_padding", "gridsample_bicubic"}
 
 
@@ -164,7 +164,7 @@ def test_document_is_up_to_date(monkeypatch, tmp_path, capsys):
 
 
 def reference_with_wrong_value(wrong):
-    """Return the runtime onnx-reference with a single row: LRN with another wrong value."""
+    """Return the runtime onnx-reference with the row of LRN only, with another wrong value."""
     (runtime,) = (runtime for runtime in runtimes() if runtime.adapter == "onnx-reference")
     (row,) = (row for row in runtime.defects if row.operator == "LRN")
     return replace(runtime, defects=(replace(row, wrong=wrong),))
@@ -180,7 +180,7 @@ def reference_with_wrong_value(wrong):
         (4.0, f"python:{PLUGIN}:Unimplemented", "different"),
     ],
 )
-def test_check_tells_whether_a_defect_is_reproduced(wrong, backend, state):
+def test_check_states_whether_a_defect_is_reproduced(wrong, backend, state):
     from check_gallery import check_runtime, lines
 
     runtime = reference_with_wrong_value(wrong)

@@ -52,7 +52,7 @@ def test_numpy_passes(name):
 
 
 def scaled(factor):
-    """Return a rule whose gradients are multiplied by a number."""
+    """Return a change of a rule that multiplies its gradients by a number."""
 
     def change(rule):
         def wrong(node):
@@ -86,7 +86,7 @@ def negative_second(rule):
 
 
 def of_elementwise(derivative):
-    """Return a rule that computes the gradient of x from the node, its gradient, x and y."""
+    """Return a change that replaces a rule with ``derivative(node, gradient, x, y)``."""
 
     def change(_rule):
         return lambda node: [derivative(node, node.gradient, node.inputs[0], node.outputs[0])]
@@ -95,7 +95,7 @@ def of_elementwise(derivative):
 
 
 def with_attributes(**attributes):
-    """Return a rule that reads the given values of attributes instead of the node's."""
+    """Return a change of a rule that uses other attributes than those of the node."""
 
     def change(rule):
         def wrong(node):
@@ -107,8 +107,7 @@ def with_attributes(**attributes):
     return change
 
 
-#: Wrong rules, each with the operator, a change of the operator's rule, and a case that rejects the
-#: change.
+#: For each mistake: the operator, the change of its rule, and a case that rejects the change.
 WRONG_RULES = {
     "Sub adds": ("Sub", negative_second, "sub"),
     "Mul by its own operand": ("Mul", exchanged, "mul"),
@@ -171,7 +170,7 @@ def test_wrong_rule_fails(monkeypatch, mistake):
 
 
 def first_of_the_axis(self, gradient, shape, name):
-    """Use the first element along broadcast axes instead of the sum."""
+    """Along broadcast axes, use the first element instead of the sum."""
     own_shape = self.shape(name)
     lead = len(shape) - len(own_shape)
     for axis in range(len(shape)):
@@ -181,14 +180,14 @@ def first_of_the_axis(self, gradient, shape, name):
 
 
 def only_the_last_use(self, op_type, *inputs, **attributes):
-    """Drop the earlier gradient where two gradients are added."""
+    """Where two gradients are added, use only the second one."""
     if op_type == "Add" and len(inputs) == 2 and inputs[0].startswith("gradient_"):
         return inputs[1]
     return WRITE_NODE(self, op_type, *inputs, **attributes)
 
 
 def in_float16(self, name, axes, *, keepdims):
-    """Add the terms of a sum in float16, one after the other."""
+    """Add the terms of a sum sequentially in float16."""
     if not axes:
         return name
     return WRITE_NODE(self, "Squeeze", running_sum(self, name, axes), self.integers(axes))
@@ -218,7 +217,7 @@ def mean_of_y(self, backward, nodes, y, variables, values):
 
 
 def test_substituted_values_are_used(monkeypatch):
-    """A backend fails if it differentiates at values other than the given ones."""
+    """Differentiating at other values than the given ones fails."""
 
     def at_the_values_of_the_graph(_self, function):
         return function.nodes, function.y, {name: name for name in function.xs}
@@ -230,8 +229,8 @@ def test_substituted_values_are_used(monkeypatch):
         assert fails(name)
 
 
-#: Mistakes of a backward pass: the class, the method, the replacement of the method, and cases that
-#: reject it.
+#: For each mistake in a backward pass: the class, the method, its replacement, and cases that
+#: reject the replacement.
 WRONG_PASSES = {
     "broadcast axes are not summed": (
         DifferentiatedNode,

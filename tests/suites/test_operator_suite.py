@@ -1,4 +1,4 @@
-"""The suite ``operators``: generated nodes are valid and reproducible, and files contain them."""
+"""The suite ``operators``: its generated nodes are valid and reproducible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from onnxopt_cli.suites.operators.operator_suite import (
 
 SEEDS = range(3)
 OPERATORS = list(GENERATORS)
-#: Families with few boundaries, for quick tests.
+#: Families with few boundary cases, whose tests are quick.
 SMALL_FAMILIES = {"attention", "control flow", "quantized", "sequence", "string"}
 
 
@@ -83,7 +83,7 @@ def test_a_tensor_is_inserted_at_every_position():
         problem = draw_boundary("SequenceInsert", name).problem
         expected = list(problem.inputs["input_sequence"])
         position = int(problem.inputs["position"])
-        # The method list.insert interprets negative positions as SequenceInsert does.
+        # Like SequenceInsert, list.insert counts negative positions from the end.
         expected.insert(position, problem.inputs["tensor"])
         np.testing.assert_equal(problem.stored["output_sequence"], expected)
 
@@ -119,7 +119,7 @@ def test_integers_at_boundaries_do_not_overflow(operator):
         dtype = node.values[0].dtype
         if dtype.kind not in "iu":
             continue
-        # The integers of Python are exact.
+        # Python's integers do not overflow.
         exact = compute(*(value.astype(object) for value in node.values))
         limits = np.iinfo(dtype)
         within = (exact >= limits.min) & (exact <= limits.max)
@@ -162,7 +162,7 @@ def test_narrowed_integers_change_the_result(bits):
             values=[narrow(value, bits) for value in node.values],
             attributes={key: narrow(value, bits) for key, value in node.attributes.items()},
         )
-        # In fewer bits, some categories are equal, and the reference rejects equal categories.
+        # Narrowing may make categories equal, which the reference rejects with an IndexError.
         with suppress(IndexError):
             if all(map(same, outputs(narrowed), outputs(node))):
                 unchanged.append((operator, name))
@@ -181,7 +181,7 @@ def test_doubles_rounded_to_float32_change_the_result():
 
 
 def in_single(value):
-    """Return a tensor of doubles that are rounded to float32; other values are unchanged."""
+    """Return a value; if it is a tensor of doubles, its elements are rounded to float32."""
     if not isinstance(value, np.ndarray) or value.dtype != np.float64:
         return value
     with np.errstate(over="ignore"):
@@ -199,8 +199,7 @@ def same(first, second):
 
 
 def narrow(value, bits):
-    """Return a value in which integers wrap around to signed integers with the given number of
-    bits."""
+    """Return a value whose integers wrap around to signed integers of ``bits`` bits."""
     if isinstance(value, list):
         return [narrow(item, bits) for item in value]
     if isinstance(value, int):
@@ -226,7 +225,7 @@ def test_each_axis_of_a_table_is_long_in_some_case():
         assert {axis for shape in shapes for axis, n in enumerate(shape) if n > 64} == {0, 1}
 
 
-# Attributes that have no effect on defined results, or that onnx's reference does not implement.
+# Attributes that no case sets: they affect no defined result, or onnx's reference lacks them.
 NEVER_SET = {
     ("CastLike", "round_mode"),
     ("Constant", "sparse_value"),
@@ -320,11 +319,11 @@ def test_many_terms_of_16_bits_are_added_in_float32(operator, backend, outcome):
 
 
 @pytest.mark.parametrize("operator", ["Attention", "LinearAttention"])
-def test_heads_of_the_query_that_share_heads_of_the_keys_pass(operator):
+def test_query_heads_that_share_key_heads_pass(operator):
     assert outcomes_of_cases(operator, "_head", "SharedHeads") == {Outcome.PASS}
 
 
 @pytest.mark.parametrize("operator", ["Attention", "LinearAttention"])
 @pytest.mark.parametrize("backend", ["HeadsModulo", "HeadsByKeyHeads", "HeadsByTwo"])
-def test_heads_of_the_query_that_read_wrong_heads_of_the_keys_fail(operator, backend):
+def test_query_heads_that_use_wrong_key_heads_fail(operator, backend):
     assert Outcome.FAIL in outcomes_of_cases(operator, "_head", backend)

@@ -12,8 +12,8 @@ from onnxopt_cli.cases.yaml.yaml_syntax import parse_yaml
 from onnxopt_cli.suites.catalogue import suites
 
 CASES = Path(__file__).parents[2] / "cases"
-# The fields that define a case. The description does not define a case, and the outputs follow from
-# the fields.
+# The fields that define a case. Excluded are the description, and outputs, which follow from these
+# fields.
 FIELDS = ("name", "attributes", "inputs", "graph", "steps", "rejects")
 DIGESTS = Path(__file__).parent / "suite_digests.json"
 
@@ -30,7 +30,7 @@ EXPECT = "onnxopt-expect: 1\nsuites: [mine@{version}]\n"
 
 
 def suite_digests():
-    """Return a digest of the cases of each operator, by suite with version and operator."""
+    """Return digests of the cases by suite (with its version) and operator."""
     digests = {}
     for path in sorted(CASES.glob("*/*.yaml")):
         root, errors = parse_yaml(path.read_text())
@@ -48,14 +48,14 @@ def suite_digests():
 
 
 def plain(node):
-    """Return the content of a YAML node."""
+    """Return the content of a YAML node as dictionaries, lists and texts."""
     if node.fields is not None:
         return {name: plain(value) for name, value in node.fields.items()}
     return list(map(plain, node.items)) if node.items is not None else repr(node.scalar)
 
 
 def test_cases_change_only_with_the_version_of_their_suite():
-    """Record the digests of a new version: run as a script after ``onnxopt generate``."""
+    """After a new version, run this file as a script to record the digests."""
     recorded = json.loads(DIGESTS.read_text())
     assert suite_digests() == recorded, "increase the version of the suite that has changed"
 

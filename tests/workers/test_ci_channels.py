@@ -1,4 +1,4 @@
-"""Backends do not get the channels through which a CI step may affect later steps."""
+"""Backends cannot use the channels by which a step of a CI job affects later steps."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ pytestmark = [
 
 @pytest.fixture
 def demo(tmp_path):
-    """Write three cases; backends misbehave at the second, ``bad``."""
+    """Write three cases; backends misbehave in the second one, ``bad``."""
     write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
     return tmp_path
 
 
 def check(demo, backend, outcome, says, *options, code=1):
-    """Run the backend; only the bad case may be affected, and no process may be left over."""
+    """Run a backend; check that it affects only the bad case and leaves no process behind."""
     run = run_to_end(demo, backend, *options)
     assert run.outcomes == {"first": "pass", "bad": outcome, "last": "pass"}, run.out + run.err
     assert says in run.results["bad"]["message"], run.results["bad"]["message"]
@@ -67,7 +67,7 @@ BREACHES = {
     "responds_to_another": "responded to the request 9999 instead of",
     "announces_too_much": "were announced",
     "responds_to_the_last": "",
-    # The message states "was not requested" or, on a slow machine, "responded to the request".
+    # The message contains "was not requested" or, on a slow machine, "responded to the request".
     "responds_again_later": "request",
 }
 TIMEOUTS = ("spins", "stops", "stops_all", "ignores_sigterm")
@@ -95,8 +95,8 @@ def test_dying_backend_fails_one_case_as_crash(faults, way, says):
 
 def test_backend_that_dies_after_its_response_is_one_crash(demo):
     run = run_to_end(demo, "DiesAfterTheResponse")
-    # The case runs again, because the thread of its backend could be a leak. On a slow machine, the
-    # backend dies later: between two cases or during the next case.
+    # The case runs again, because the thread of the backend could be a leak. On a slow machine, the
+    # backend dies between two cases or in the next case.
     (failure,) = [result for result in run.results.values() if result["outcome"] != "pass"]
     assert failure["outcome"] == "crash"
     assert "ended with exit code 3" in failure["message"]

@@ -46,7 +46,7 @@ VALUES = [
 
 
 class Connection:
-    """The receiving end of a socket from which a message arrives in chunks."""
+    """The receiving end of a socket; a message arrives in chunks."""
 
     def __init__(self, data, chunk=1 << 20):
         self.data = memoryview(data)
@@ -60,13 +60,13 @@ class Connection:
 
 
 def travel(frame, chunk=1 << 20):
-    """Read a message that arrives in chunks; return its JSON and its payload."""
+    """Receive a message in chunks, and return its JSON and its payload."""
     connection, reader = Connection(b"".join(frame), chunk), MessageReader()
     message, payload = reader.receive(connection.recv_into)
     assert reader.empty
     with pytest.raises(EOFError):
         reader.receive(connection.recv_into)
-    # The conversation removes the fields of the protocol from a message.
+    # Remove the fields of the protocol, as a conversation does.
     message.pop("id", None)
     message.pop("bytes", None)
     return message, payload

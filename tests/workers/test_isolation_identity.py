@@ -1,4 +1,4 @@
-"""Backends cannot claim another identity; invalid or excessive messages affect no other case."""
+"""Backends cannot claim another identity. Invalid or excessive messages affect no other case."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [
 
 FORGERS = PLUGINS / "forgers.py"
 RATES = {"first": 0.25, "bad": 0.5, "last": 0.125}
-# Code before and after the code of a forging plugin; AFTER defines the backend.
+# Code before and after the code of a forging plugin. AFTER defines its backend.
 BEFORE = f"import os, sys; sys.path.append({str(PLUGINS)!r}); from hostile import *\n"
 AFTER = "\nBackend = Well\n"
 
@@ -35,7 +35,7 @@ def demo(workplace):
 
 
 def forger(demo, source):
-    """Write a plugin, and return its specification."""
+    """Write a plugin with the given code, and return its specification."""
     (demo / "evil.py").write_text(BEFORE + source + AFTER)
     return "python:evil.py:Backend"
 
@@ -258,7 +258,7 @@ def test_worker_is_not_a_valid_name_of_a_suite(demo, onnxopt):
 
 @pytest.fixture
 def failed(demo, onnxopt):
-    """Run cases of which ``bad`` fails; return the log's records and the report."""
+    """Run cases, of which ``bad`` fails; return the records of the log and the report."""
     (demo / "off.py").write_text(OFF)
     arguments = ["-b", "python:off.py:Backend", "--isolation", "none", "--no-explain"]
     files = ["--log", "run.jsonl", "--report", "json=run.json"]

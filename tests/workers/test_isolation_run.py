@@ -90,7 +90,7 @@ def test_worker_is_replaced_after_a_number_of_cases(workplace, onnxopt, monkeypa
     write_cases(workplace, {f"case{i}": 0.25 for i in range(12)})
     onnxopt("run", "demo.yaml", "-b", f"python:{HOSTILE}:SaysWhoItIs", "--report", "json=r.json")
     results = json.loads((workplace / "r.json").read_text())["results"]
-    # Each message contains the process id of its worker.
+    # Each message is the process id of the worker.
     messages = [result["message"] for result in results]
     assert [messages.count(message) for message in dict.fromkeys(messages)] == [10, 2]
 
@@ -145,15 +145,15 @@ def test_second_ctrl_c_ends_at_once(demo):
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     assert run.process.poll() is None
-    # On a busy machine, the first signal could still be pending, and would then be merged with the
-    # second signal.
+    # On a busy machine, the first signal may still be pending, and a second one is merged with it.
+    # The signal is therefore sent repeatedly.
     for _ in range(4):
         run.process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(10)
             break
     assert run.code == 130
-    # Without isolation, processes that the backend has started are not killed.
+    # Without isolation, nothing kills the processes that the backend has started.
     for process in run.survivors(0):
         os.kill(process.number, signal.SIGKILL)
     run.process.communicate()
@@ -161,7 +161,7 @@ def test_second_ctrl_c_ends_at_once(demo):
 
 def test_killing_the_runner_ends_all_processes_of_the_backend(demo):
     run = start(demo, "Hangs")
-    # The four processes are the runner, a supervisor, a worker and the worker's sleeping daemon.
+    # The runner, a supervisor, a worker and the worker's sleeping daemon run now.
     wait_until(lambda: run.sleepers() == 1)
     run.process.kill()
     run.process.communicate()

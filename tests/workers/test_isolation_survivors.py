@@ -112,9 +112,8 @@ def test_calling_program_keeps_its_children_and_adopts_no_others(demo):
     assert host.stdout.endswith("code 1 child None reaper 0\n"), host.stdout + host.stderr
 
 
-# A shell script that starts children and then executes the command in its own process. The command
-# thus has children that it did not start. One of the children starts more processes, which become
-# orphans.
+# A shell script that starts children and then executes the command with ``exec``. The command then
+# has children that it did not start. One of them starts further processes, which become orphans.
 BORN_WITH = f"""
 setsid {SLEEP} 299 >&- 2>&- & echo $!
 setsid sh -c '
@@ -126,7 +125,7 @@ exec "$@"
 
 @pytest.mark.slow
 def test_command_with_inherited_children_kills_only_daemons(tmp_path):
-    """A shell that executes the command with ``exec`` leaves its children to the command."""
+    """The command inherits the children of a shell that executes it with ``exec``."""
     run = run_in_turn(tmp_path, WAYS, plugin=SURVIVORS, prefix=["sh", "-c", BORN_WITH, "sh"])
     survivors = run.survivors(0.2)
     end(survivors)
@@ -178,7 +177,7 @@ def test_daemon_ends_with_its_worker(demo, prefix):
 
 
 def without_proc():
-    """Return a command prefix that unmounts /proc; skip the test if that is not permitted."""
+    """Return a command prefix that unmounts /proc, or skip the test if this is not permitted."""
     hide = ["unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*hide, "true"], check=False).returncode:
         pytest.skip("may not take /proc away")

@@ -1,4 +1,4 @@
-"""Each byte of memory is counted once: in files in memory, child processes and shared pages."""
+"""Memory is counted once, even if it is in files in memory or shared by several processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Pool(Backend):
 
 @contextmanager
 def forked(count):
-    """Fork processes that share the memory of this process."""
+    """Fork processes that share the memory of this process; kill them on exit."""
     children = []
     for _ in range(count):
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Models that crash the C++ code of onnx make their case invalid, and other cases run."""
+"""If a model crashes the C++ code of onnx, its case is invalid, and other cases run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onnxopt_cli.operators.native_onnx import (
 )
 
 pytestmark = pytest.mark.isolated
-# Reading outside of an array may crash the process or raise an error.
+# Reading outside of an array either crashes the process or results in an error.
 CRASHED = re.compile(r"crashed with signal|\[ShapeInferenceError\]")
 RAISES = "def run(model, inputs):\n    raise ValueError('no')\n"
 RIGHT = "def run(model, inputs):\n    return [inputs['x']]\n"
@@ -54,7 +54,7 @@ cases:
 
 
 def one_node_model(op_type, opset, inputs, outputs, **attributes):
-    """Return a model of one node; inputs and outputs are dictionaries of arrays by name."""
+    """Return a model of one node; ``inputs`` and ``outputs`` are arrays by name."""
     values = [
         helper.make_tensor_value_info(
             name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
@@ -86,7 +86,7 @@ def plain():
 
 
 def write(folder, model):
-    """Write a test directory for a model; all elements of its values are 1."""
+    """Write a test directory for a model; all elements of inputs and outputs are 1."""
     arrays = [
         tensor(
             np.ones(
@@ -103,7 +103,7 @@ def write(folder, model):
 
 @pytest.fixture(params=["forked", pytest.param("a program", marks=pytest.mark.slow)])
 def helper_kind(request, monkeypatch):
-    """Make the helper process a fork or a program; each test starts a new helper."""
+    """Run the test with a new helper process, which is either a fork or another program."""
     if request.param == "forked":
         monkeypatch.setattr(process_control, "_is_command", True)
     native_onnx.renew()
@@ -119,7 +119,7 @@ def test_helper_restarts_after_a_model_crashes_it(helper_kind):
     assert native_onnx._HELPER._process == first
     with pytest.raises(OnnxRefusal, match=r"checker crashed with signal 6 \(SIGABRT\)"):
         check_model(split(), full=True)
-    # Shape inference reads memory before the beginning of an array, which does not always crash.
+    # Here, shape inference reads before the beginning of an array, which does not always crash.
     with pytest.raises(OnnxRefusal, match=r"crashed with signal|\[ShapeInferenceError\]"):
         check_model(gather(), full=True)
     with pytest.raises(OnnxRefusal, match=r"shape inference crashed with signal 6 \(SIGABRT\)"):
@@ -163,7 +163,7 @@ def test_model_that_exceeds_limits_in_onnx_is_rejected(monkeypatch, seconds, doe
     monkeypatch.setattr(native_onnx, "TIME_SECONDS", seconds)
     monkeypatch.setattr(native_onnx, "MEMORY_BYTES", 64 << 20)
     native_onnx.renew()
-    # The helper is forked from this process, so it also has the patch.
+    # The helper is forked from this process, so the patch applies to it, too.
     with monkeypatch.context() as patched:
         patched.setattr(onnx.checker, "check_model", does)
         with pytest.raises(OnnxRefusal, match=words):

@@ -1,4 +1,4 @@
-"""On systems without features of Linux, the command runs, and reports how isolation is weaker."""
+"""On systems without features of Linux, commands work, and report that isolation is weaker."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_suites_conform_without_a_type_wider_than_double(tmp_path):
 
 @pytest.mark.slow
 def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace):
-    """The outputs have errors of some ulps each, so some are within their tolerance."""
+    """All outputs have errors of some ulps, of which only some are within the tolerance."""
     Path("rough.py").write_text(ROUGH)
     command = ["run", "conformance", "-k", "double", "-b", "python:rough.py:Backend"]
     command += ["--shard", "1/9", "--isolation", "none", "--no-explain", "--report"]
@@ -119,8 +119,7 @@ def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace)
     for local_result, arm_result in zip(local_results, arm_results, strict=True):
         pairs = zip(local_result["outputs"], arm_result["outputs"], strict=True)
         for local_output, arm_output in pairs:
-            # The bounds themselves are rounded, so an element within an ulp of its bound may be
-            # inside or outside.
+            # Bounds are rounded as well, so an element next to its bound may be inside or outside.
             mismatches = [output["mismatches"] for output in (local_output, arm_output)]
             assert mismatches[0] == pytest.approx(mismatches[1], rel=1e-4)
             ratios = [float(output["tolerance_used"]) for output in (local_output, arm_output)]
@@ -134,8 +133,7 @@ def test_missing_wide_type_is_reported_with_the_package_to_install(tmp_path):
     assert "pip install numpy-quaddtype" in run.stderr
 
 
-# Groups of system calls that fail together. If one call of a group fails, its replacement must not
-# need another call of the group.
+# The calls of a group fail together, so no call may be replaced by another call of its group.
 OPTIONAL_CALLS = {
     "ENOSYS": "pidfd_open,sched_getaffinity,prctl,linkat,unshare,setpgid",
     "EPERM": "prlimit64,flock,memfd_create,fsync,waitid",

@@ -1,4 +1,4 @@
-"""Pools limit the outputs that they hold, and replace workers of backends."""
+"""Pools limit the outputs that wait to be read, and replace workers of backends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs workers")
 
 
 class ImmediateWorker:
-    """A worker without a process that responds to each request at once with 40 MiB."""
+    """A worker without a process; it responds to each request at once with 40 MiB."""
 
     def __init__(self, *, closed=False):
         self.version, self.state = "1", State.IDLE

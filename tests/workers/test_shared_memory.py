@@ -1,4 +1,4 @@
-"""Large values are exchanged between the runner and a worker through files in memory."""
+"""The runner and a worker exchange large values through files in memory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Backend:
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored", "outcome"), [(1, "pass"), (1.001, "invalid")])
 def test_large_case_runs_once(workplace, onnxopt, stored, outcome):
-    """The case runs once, whether its stored outputs are right or invalid."""
+    """The case runs only once, even if its stored outputs make it invalid."""
     (workplace / "plugin.py").write_text(ADAGRAD.replace("RUNS", repr(str(workplace / "runs"))))
     count, names = 9 << 20, ["R", "T", "X", "G", "H"]
     large = np.random.default_rng(1).random(count, np.float32)

@@ -1,4 +1,4 @@
-"""Signals leave no process or file behind, and logs can be resumed."""
+"""Signals leave no process or file behind, and the logs of interrupted runs can be resumed."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_forked_process_killed_during_startup_prints_nothing_and_loses_no_result
 
 
 def test_signal_during_an_import_takes_effect_after_the_import(tmp_path):
-    # An exception during the import of an extension module may crash the module.
+    # Python must not raise the exception earlier: it could crash an extension module.
     (tmp_path / "loaded.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(0.05)\n"
         "print('whole', flush=True)\n"

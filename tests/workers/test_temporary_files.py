@@ -1,4 +1,4 @@
-"""Temporary files of a backend are removed when its worker ends for any reason."""
+"""However a worker ends, the temporary files of its backend are removed."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LITTER = f"python:{PLUGINS / 'litter.py'}:Backend"
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The folder for temporary files."""
+    """Return an empty folder, which is used for temporary files."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    # tempfile caches the folder that this process uses.
+    # Clear the folder that tempfile has cached.
     monkeypatch.setattr(tempfile, "tempdir", None)
     return folder
 
 
 def wait_until_empty(folder, seconds=30):
-    """Wait until a folder is empty; return the paths that are still in the folder."""
+    """Wait until a folder is empty; return the paths that remain after ``seconds`` seconds."""
     end = time.monotonic() + seconds
     while (paths := list(folder.iterdir())) and time.monotonic() < end:
         time.sleep(0.05)
@@ -89,7 +89,7 @@ def test_runner_killed_while_a_worker_starts_leaves_no_folder(tmp_path, temporar
 
 
 def kill_all(run):
-    """Kill all processes of a run, so that none of the processes can clean up."""
+    """Kill all processes of a run at once, so that none can clean up."""
     processes = [process.number for process in run.survivors(0)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
@@ -99,7 +99,7 @@ def kill_all(run):
 
 
 def wait_for_litter(temporary, known=()):
-    """Return the new folder in which a worker has created a file."""
+    """Wait until a worker creates a file in a folder that is not known, and return the folder."""
     end = time.monotonic() + 20
     while not (folders := {path.parent for path in temporary.glob("*/*")} - set(known)):
         assert time.monotonic() < end
@@ -145,7 +145,7 @@ def test_folders_of_other_programs_are_not_removed(tmp_path, temporary):
     (temporary / "onnxopt-worker-0123456789abcdef").symlink_to(precious)
     (temporary / "onnxopt-worker-file").touch()
     (temporary / "onnxopt-worker-0123456789abcdee.new").mkdir()
-    # Folders of other programs whose names are similar.
+    # Other programs may have folders with similar names.
     for name in ("onnxopt-worker-results", "onnxopt-worker-0123456789abcded", "onnxopt-worker-"):
         (temporary / name).mkdir(0o700)
         (temporary / name / "thesis").touch()
@@ -168,7 +168,7 @@ def test_worker_folder_is_removed_with_any_content_and_links_are_not_followed(tm
     ways = ("digs", "locks_up", "links", "replaces")
     run = run_in_turn(tmp_path, ways, plugin=PLUGINS / "survivors.py")
     remaining = list(temporary.iterdir())
-    # pytest cannot remove folders that are nested this deeply.
+    # Remove remaining folders with rm, because pytest cannot remove such deeply nested folders.
     subprocess.run(["/bin/rm", "-rf", *remaining], check=True)
     for way in ways:
         require(run, way, "crash")

@@ -23,7 +23,7 @@ def demo(workplace):
 
 @pytest.fixture
 def run(demo, onnxopt):
-    """Return a function that runs the demo on a backend, with the given expectation files."""
+    """Return a function that runs the demo on a backend with expectation files of given texts."""
 
     def call(name, *texts, more=()):
         paths = [demo / f"layer{number}.yaml" for number in range(len(texts))]
@@ -138,7 +138,7 @@ def test_later_file_takes_precedence(run):
     assert run("OffAtC", fails, passes).code == 1
 
 
-def test_exact_id_takes_precedence_in_a_file_and_then_the_last_entry(run):
+def test_exact_id_takes_precedence_over_globs_and_a_later_glob_over_earlier_ones(run):
     only = "  - {case: demo/demo/c, outcome: fail}\n"
     glob = "  - {case: '*', outcome: pass}\n"
     narrow = "  - {case: '*c', outcome: fail}\n"
@@ -283,8 +283,8 @@ def test_entry_for_a_similar_backend_name_is_reported_with_a_suggestion(
     assert (answer.code == 0) == (written == "python:*refusing.py:Backend")
 
 
-# Backends that compute X_new = X - R V in place of X - R V_new. Some of the backends have another
-# defect in case c.
+# Backends that compute X_new as X - R V instead of X - R V_new. All except the first backend have
+# another defect in case c.
 OLD_V = """
 class OldV(Right):
     def answer(self, first, outputs):
@@ -374,6 +374,6 @@ def test_expectation_files_of_the_documents_are_valid(run):
     blocks = re.findall(r"```yaml\n(onnxopt-expect.+?)```", (DOCS / "ci.md").read_text(), re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:
-        # The suites that the file names are not run, so its cases are stale.
+        # The run does not contain the suites that the file names, so its entries are stale.
         answer = run("numpy", re.sub("(?m)^suites:.*$", "", block))
         assert answer.code in {0, 1}, answer.text

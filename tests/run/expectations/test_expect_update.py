@@ -16,7 +16,7 @@ from onnxopt_cli.run.expectations.expectation_update import MIN_MATCHES, coverin
 FILE = "e.yaml"
 HEAD = "onnxopt-expect: 1\nexpect:\n"
 WORD = st.sampled_from(["a", "b", "[ab]", "*", ""])
-# There are few ids, so a glob often matches both ids that were chosen and ids that were not.
+# There are few different ids, so a glob often matches chosen and other ids.
 IDS = st.builds("{}/{}_{}".format, WORD, WORD, WORD) | st.just("_".join("a" * 40))
 
 
@@ -27,7 +27,7 @@ def demo(workplace):
 
 @pytest.fixture
 def update(demo, onnxopt):
-    """Return a function that updates an expectation file after a run and returns its text."""
+    """Return a function that runs the demo, updates an expectation file, and returns its text."""
 
     def call(name, text=None, *options):
         if text is not None:
@@ -85,7 +85,7 @@ def test_causes_become_entries_with_globs_that_match_no_other_case(demo, onnxopt
     assert onnxopt(*run_arguments("OffOrRaises", "--expect", FILE)).code == 0
 
 
-# A known mistake: in the mode standard, X is updated with the old V instead of the new V.
+# A backend with a known mistake: in the mode standard, it updates X with V instead of V_new.
 OLD_V = """
 
 class OldV:
@@ -198,7 +198,7 @@ OTHER_FILE = """\
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        # If one case of a glob passes in the new run, the glob stays and the case gets an entry.
+        # If a case that a glob matches passes now, the glob is kept, and the case gets an entry.
         (
             GLOB,
             f"{GLOB}  - case: demo/demo/b\n    backend: {OFF_AT_C}\n    outcome: pass\n",
@@ -219,12 +219,12 @@ OTHER_FILE = """\
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
         ("  - case: demo/demo/a\n    expires: 2020-01-01\n    outcome: fail\n", None),
-        # An id or glob of a list is removed if all its cases pass.
+        # An id or glob is removed from a list if all its cases pass.
         (
             "  - case: [demo/demo/c, demo/demo/d]\n    outcome: fail\n",
             "  - case: demo/demo/c\n    outcome: fail\n",
         ),
-        # An entry that describes another failure than the present failure is replaced.
+        # An entry is replaced if it describes another failure than the present one.
         (
             "  - case: demo/demo/c\n    outcome: fail\n    outputs: V_new\n    reason: old\n",
             None,

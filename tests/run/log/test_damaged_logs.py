@@ -29,7 +29,7 @@ def demo(workplace):
 
 @pytest.fixture
 def shard(demo, onnxopt):
-    """Write the log of a run with one error, as the only shard; return its records."""
+    """Write the log of a run with one error, which is a single shard, and return its records."""
     assert onnxopt(*ARGUMENTS, "--log", "run.jsonl").code == 1
     return records(demo / "run.jsonl")
 
@@ -39,7 +39,7 @@ def write(path, lines):
 
 
 def verdicts(onnxopt, demo):
-    """Merge, render and resume the log; return the exit codes and the colour of the badge."""
+    """Return (exit code of merging, colour of the badge, exit code of resuming) for the log."""
     (demo / "all.jsonl").unlink(missing_ok=True)
     (demo / "b.json").unlink(missing_ok=True)
     merged = onnxopt("report", "merge", "run.jsonl", "-o", "all.jsonl").code
@@ -49,7 +49,7 @@ def verdicts(onnxopt, demo):
 
 
 def passing(record):
-    """Return a copy of a result's record in which the case passes."""
+    """Return a copy of the record of a result, changed so that the case passes."""
     record = copy.deepcopy(record)
     record["result"] |= PASS | {"flaky": ""}
     return record
@@ -116,8 +116,7 @@ def test_damaged_log_is_rejected(demo, onnxopt, shard, name):
     assert not (demo / "all.jsonl").exists()
 
 
-# Each contradiction consists of the path to a field of a failing result, and a new value of the
-# field.
+# For each contradiction: the path to a field of a failing result, and another value of the field.
 CONTRADICTIONS: dict[str, tuple[list[str | int], object]] = {
     "a wrong output passes": (["outcome"], "pass"),
     "a wrong output of an unsupported operator": (["outcome"], "unsupported"),
@@ -270,8 +269,7 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
     assert "another program wrote to it" in run.err
     monkeypatch.chdir(tmp_path)
     if name == "Replaces":
-        # onnxopt does not write to the file that replaced the log, not even a record that the log
-        # is unreliable.
+        # onnxopt writes nothing to the file that replaced the log, not even that it is unreliable.
         return
     for arguments in (
         ("report", "render", "run.jsonl", "--report", "badge=-"),
@@ -288,7 +286,7 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
 def test_backend_cannot_open_files_of_the_runner(tmp_path):
     write_cases(tmp_path, {"a": 0.25, "bad": 0.5})
     (tmp_path / "forger.py").write_text(FORGER)
-    # The test drops root's capability to inspect every process.
+    # If the user is root, drop the capability to inspect all processes.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "demo.yaml", "--no-explain"]
     command += [
@@ -348,7 +346,7 @@ def test_backend_cannot_read_the_memory_of_the_reference_worker(tmp_path):
     x = np.array([0.5, 2], np.float32)
     make_directory(tmp_path / "test_it", model, [tensor(x)], [tensor(1 / (1 + np.exp(-x)))])
     (tmp_path / "looker.py").write_text(MEMORY_READER)
-    # The test drops root's capability to inspect every process.
+    # If the user is root, drop the capability to inspect all processes.
     drop = "import ctypes, os, sys; ctypes.CDLL(None).prctl(24, 19, 0, 0, 0); "
     command = [sys.executable, "-m", "onnxopt_cli", "run", "test_it", "--no-explain", "-j", "1"]
     command += ["-b", "python:looker.py:Backend", "--report", "json=r.json"]
@@ -398,7 +396,7 @@ def report(demo, onnxopt):
 
 
 def rendered(onnxopt):
-    """Return the exit codes of rendering and comparing the log, and whether the badge is green."""
+    """Return (exit code of rendering, whether the badge is green, exit code of comparing)."""
     answer = onnxopt("report", "render", "run.json", "--report", "badge=-", "--report", "html=h")
     assert "is not a report of onnxopt" in answer.err
     compared = onnxopt("report", "diff", "run.json", "run.json")

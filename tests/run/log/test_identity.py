@@ -40,7 +40,7 @@ EXEC = "tests/plugins/exec/command.py"
 
 
 def write_model(path, amount=None):
-    """Write a model of x + 1 or, if an amount is given, of x + amount with external data."""
+    """Write a model that adds 1 to x, or adds an amount that is stored as external data."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
     amount_tensor = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     if amount is not None:
@@ -56,7 +56,7 @@ def write_model(path, amount=None):
 
 
 def write_place(folder):
-    """Write a case of each kind that reads files, and a plugin that consists of three files."""
+    """Write cases that read all kinds of files, and a plugin that consists of three files."""
     for name in "ab":
         (folder / f"{name}.yaml").write_text(YAML.format(name=name))
         write_model(folder / f"m{name}.onnx", 1.0 if name == "b" else None)
@@ -82,7 +82,10 @@ def place(workplace):
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):
-    """Return a folder with the log of a run and the log of the first of two shards."""
+    """Return a folder with the logs of a complete run and of the first of two shards.
+
+    Logs with the prefix ``light-`` are of runs without the plugin.
+    """
     folder = tmp_path_factory.mktemp("finished_run")
     write_place(folder)
     for name, arguments in (("", ARGUMENTS), ("light-", WITHOUT_PLUGIN)):
@@ -94,14 +97,14 @@ def finished_run(tmp_path_factory):
 
 @pytest.fixture
 def copy_of_run(finished_run, workplace):
-    """Return a copy of the folder of logs; the copy is the current folder."""
+    """Copy the logs to the current folder, and return this folder."""
     shutil.copytree(finished_run, workplace, dirs_exist_ok=True)
     return workplace
 
 
 FILES = ("run", "a.yaml", "b.yaml", "node", "--no-explain", "--timeout", "30")
 ARGUMENTS = (*FILES, "-b", "python:plugin.py:Backend")
-# For tests that need no plugin: these runs start no process, so they are faster.
+# Arguments for tests that need no plugin. These runs start no process, so they are faster.
 WITHOUT_PLUGIN = (*FILES, "-b", "onnx-reference", "--isolation", "none")
 
 
@@ -140,7 +143,7 @@ CHANGES = {
 
 
 def arguments_for(name):
-    """Return the arguments of a run that reads a file, and the prefix of the run's logs."""
+    """Return the arguments of a run that reads the file, and the prefix of the logs of the run."""
     return (ARGUMENTS, "") if name.endswith(".py") else (WITHOUT_PLUGIN, "light-")
 
 

@@ -1,4 +1,4 @@
-"""Resuming from a log, such as that of a runner that was killed."""
+"""Resuming a run from its log, for example after the runner was killed."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def write_log(path, log_records):
 def test_resume_after_a_kill_runs_only_cases_without_a_result(demo, onnxopt):
     path = demo / "run.jsonl"
     arguments = ["run", "demo.yaml", "-b", backend("SlowAtD"), "-j", "1"]
-    # Results are judged while the worker runs the next case, so the test also waits for the result
-    # of c.
+    # Case c is judged while the worker runs case d, so the test waits for both records.
     texts = ['"result":{"case":"demo/demo/c"', '"start","case":"demo/demo/d"']
     kill_when(path, texts, [*arguments, "--log", str(path)])
     before = path.read_text()

@@ -14,8 +14,8 @@ from onnxopt_cli.config.run_config import Shard
 from onnxopt_cli.core.record import result_to_json
 from onnxopt_cli.run.log.log_reader import read_log
 
-# The shard of each id, for a run with 4 shards. The shard of an id must never change, because logs
-# of several versions are merged.
+# The shard of each id in a run with 4 shards. The shard of an id must never change, because shards
+# of different versions may be merged.
 SHARDS = {"a": 2, "b": 3, "c": 2, "d": 3, "e": 1, "f": 4}
 OTHER_THAN_A = "1/2"
 IDS = st.lists(st.text(), unique=True, max_size=20)
@@ -28,7 +28,7 @@ def demo(workplace):
 
 @pytest.fixture
 def shards(demo, onnxopt):
-    """Return a function that writes the logs of all shards of a run and returns their paths."""
+    """Return a function that runs all shards of a run, and returns the paths of their logs."""
 
     def call(name, count, *options):
         paths = [f"{index}.jsonl" for index in range(1, count + 1)]
@@ -257,8 +257,7 @@ def test_diff_of_equal_runs_is_empty(diff):
 
 def test_diff_in_a_pipe_shows_changed_outcomes_first_and_complete_ids(diff, demo):
     text, name = (demo / "demo.yaml").read_text(), "c" * 70
-    # The inputs of the second and the third case are exchanged: b is now wrong, and c raises an
-    # exception.
+    # Exchange the inputs of cases b and c, so that b is wrong and c raises an exception.
     for before, now in (("X: [2", "X: [_"), ("X: [3", "X: [2"), ("X: [_", "X: [3")):
         text = text.replace(before, now)
     (demo / "demo.yaml").write_text(text.replace("name: c\n", f"name: {name}\n"))
@@ -294,7 +293,7 @@ def test_diff_of_runs_without_a_common_case_says_so_in_one_line(demo, onnxopt):
 
 @pytest.fixture
 def timed(demo, onnxopt):
-    """Return a function that copies a log; the copy states the given seconds for each case."""
+    """Return a function that copies a log with other times: ``seconds`` by name of the case."""
     onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
 
     def call(name, seconds):
@@ -309,8 +308,8 @@ def timed(demo, onnxopt):
 
 
 def test_slower_cases_are_shown_without_affecting_the_exit_code(timed, onnxopt):
-    # Times of repeated runs differ by 5 %: a case that takes twice the time is slower, and a tenth
-    # more time is noise.
+    # The times of repeated runs differ by 5 %. Twice the time is therefore slower, and a tenth more
+    # is noise.
     usual = dict.fromkeys(NAMES, 0.010)
     old, again = timed("old", usual), timed("old2", dict.fromkeys(NAMES, 0.0105))
     new = timed("new", {**usual, "b": 0.030, "c": 0.0111, "d": 0.020})

@@ -1,4 +1,4 @@
-"""A cluster that most tests share, because starting a cluster takes longer than most tests."""
+"""A Dask cluster that most tests share, because starting a cluster takes long."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="package")
 def dask(tmp_path_factory):
     pytest.importorskip("distributed", reason="needs the extra [cluster]")
-    # Imported late, because the module reads the environment, which other fixtures set up.
+    # Imported here, because the module reads environment variables that other fixtures set.
     from dask_processes import DaskProcesses
 
     processes = DaskProcesses(tmp_path_factory.mktemp("dask"))
@@ -16,7 +16,7 @@ def dask(tmp_path_factory):
 
 @pytest.fixture
 def two(dask):
-    """The shared cluster with two workers."""
+    """Return the shared cluster with at least two running workers."""
     dask.workers = [worker for worker in dask.workers if worker.poll() is None]
     while len(dask.workers) < 2:
         dask.add()

@@ -1,4 +1,4 @@
-"""Audits on a cluster: the results are the same as on one machine."""
+"""Audits on a cluster have the same results as audits on one machine."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 
 from onnxopt_cli.cli import console
 
-# With a single case, some mutants survive.
+# A single case, so some mutants survive.
 GRADIENT = """\
 onnxopt: 1
 operator: AdmmGradient
@@ -15,7 +15,7 @@ cases:
     attributes: {rho: 0.01}
     inputs: {G: [1.0], W: [2.0], Z: [0.5], U: [0.25]}
 """
-# The case is inconclusive, because its squares overflow.
+# An inconclusive case: the square of W overflows.
 PENALTY = """\
 onnxopt: 1
 operator: AdmmPenalty

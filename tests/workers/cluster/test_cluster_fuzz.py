@@ -25,12 +25,12 @@ def start(place, *options):
 @pytest.mark.slow
 def test_findings_do_not_depend_on_the_number_of_workers(two, tmp_path):
     options = ("-b", MISTAKEN, "--operator", "Momentum", "--examples", "201", "--no-explain")
-    # The last search runs without a cluster.
+    # The searches run on two workers, on one worker, and without a cluster.
     for where in ("two", "one", "here"):
         cluster = () if where == "here" else ("--cluster", two.address)
         search = start(tmp_path, *options, "-o", where, *cluster)
         if where == "two":
-            # During the search, one worker joins and another is lost.
+            # During this search, a worker joins and another one is lost.
             until(lambda: len(two.sidecars()) == 2)
             two.add()
             two.end(two.workers[0])
@@ -41,8 +41,8 @@ def test_findings_do_not_depend_on_the_number_of_workers(two, tmp_path):
             two.end(two.workers[1])
     findings = [kept(tmp_path / where) for where in ("two", "one", "here")]
     assert findings[0] == findings[1] == findings[2]
-    # Failures with unexplained wrong numbers form at most two kinds: one for models with a single
-    # node, and one for models with several nodes.
+    # Failures with unexplained wrong values are kept once for models of a single node, and once for
+    # models of several nodes.
     assert 1 <= len([name for name in findings[0] if name.endswith(".yaml")]) <= 2
 
 
@@ -67,7 +67,7 @@ def test_search_of_operator_files_requires_equal_versions_of_hypothesis(two, tmp
 
 @pytest.mark.slow
 def test_search_may_be_limited_by_time_only(two, tmp_path):
-    # A batch of examples would take this backend most of a minute.
+    # This backend would take most of a minute for a batch of examples.
     slow = f"python:{PLUGINS / 'hostile.py'}:Waits"
     options = ("-b", slow, "--operator", "Adam", "--time", "3", "--cluster", two.address)
     search = start(tmp_path, *options)

@@ -1,4 +1,4 @@
-"""Runs on a cluster have the results of one machine, even if parts of the cluster fail."""
+"""Runs on a cluster have the results of one machine, even if a part of the cluster fails."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def report_of(run):
 
 
 def finished_cases(log):
-    """Return the cases that have a result in a log."""
+    """Return the ids of the cases with a result in a log."""
     lines = log.read_text().splitlines() if log.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("}")]
     return [record["result"]["case"] for record in records if record["record"] == "end"]
@@ -101,7 +101,7 @@ def test_report_equals_that_of_one_machine_except_times(two, tmp_path):
 
 
 def write_folder(folder):
-    """Write files with a failing case, large enough that two processes read them."""
+    """Write two case files with a failing case; their size makes two processes read them."""
     folder.mkdir()
     for name in ("first", "second"):
         write_cases(folder, RATES)
@@ -112,7 +112,7 @@ def write_folder(folder):
 
 @pytest.mark.slow
 def test_client_writes_artifacts_of_cases_that_workers_read(two, tmp_path):
-    """Workers do not send back the inputs of cases; the client reads inputs only for artifacts."""
+    """Workers do not send inputs to the client, so the client reads them for artifacts itself."""
     write_folder(tmp_path / "many")
     write_cases(tmp_path, {"fine": 0.1})
     plugin = tmp_path / "mine.py"
@@ -167,13 +167,13 @@ def test_operator_files_are_sent_to_workers(two, tmp_path):
     log = f"with open({str(tmp_path / 'loaded')!r}, 'a') as log:\n    print(__file__, file=log)\n"
     (tmp_path / "lamb.py").write_text(lamb + log)
     (tmp_path / "mine.yaml").write_text(LAMB)
-    # The test runs in a process of its own, because a registered operator stays registered.
+    # The command runs in a process of its own, because a registered operator stays registered.
     done = run_command(
         "run", "mine.yaml", "--operators", "lamb.py", "--ship", "lamb.py", "-b", "numpy",
         "--cluster", two.address, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # The workers load the copy, although they could also read the client's file.
+    # Workers load the shipped copy, although they could read the client's file as well.
     loaded = (tmp_path / "loaded").read_text().splitlines()
     assert any(str(two.folder) in path for path in loaded)
 
@@ -260,7 +260,6 @@ def test_killed_client_leaves_no_sidecar(two, tmp_path):
 def test_worker_with_another_version_of_onnx_is_refused(two, tmp_path):
     other_worker = two.add(begins_with="import onnx; onnx.__version__ = '1.0.0'")
     write_cases(tmp_path, MANY_CASES)
-    # The fixture's workers are stopped until the new worker has connected.
     run = start(tmp_path, WAITS, "--cluster", two.address)
     run.wait()
     two.end(other_worker, signal.SIGTERM)
@@ -385,7 +384,7 @@ def test_empty_scheduler_file_is_read_again(workplace, onnxopt):
 
 
 def framed(*frames):
-    """Return bytes in the frames of Dask's protocol."""
+    """Return a message of frames, encoded as in Dask's protocol."""
     lengths = struct.pack(f"<{len(frames) + 1}Q", len(frames), *map(len, frames))
     body = lengths + b"".join(frames)
     return struct.pack("<Q", len(body)) + body
@@ -440,7 +439,7 @@ def test_missing_dask_is_reported_with_the_extra_to_install(onnxopt, monkeypatch
 
 
 def test_error_while_dask_is_loaded_is_reported(onnxopt, tmp_path, monkeypatch):
-    """Without /proc, Dask raises an error of psutil."""
+    """For example, Dask raises an error of psutil if there is no /proc."""
     (tmp_path / "distributed.py").write_text("raise RuntimeError('no process')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "distributed", raising=False)
@@ -461,7 +460,7 @@ def test_scoreboard_runs_its_backends_on_the_cluster(two, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "numpy: 1 pass\nlost: 0 pass, 1 error\n" in done.stdout
-    # The backend runs from the copy of its file on a worker of the cluster.
+    # The path in the message shows that the backend was loaded from the copy on a worker.
     page = (tmp_path / "site" / "backends" / "lost.html").read_text()
     assert f"ValueError: {two.folder}" in page
 

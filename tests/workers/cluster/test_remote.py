@@ -1,4 +1,4 @@
-"""The values of a request reach the backend on a worker, and the response reaches the client."""
+"""Requests reach the backend on a worker unchanged, and responses reach the client."""
 
 import json
 import resource
@@ -23,7 +23,7 @@ MODEL = '<ir_version: 10, opset_import: ["": 20]> g (float[2] X) => (float[2] Y)
 
 
 class Recorder:
-    """A backend that stores the requests that it receives."""
+    """A backend that records the requests it receives."""
 
     version = ""
 
@@ -87,7 +87,7 @@ def test_files_whose_paths_differ_by_a_colon_stay_apart(sidecar, tmp_path):
     assert placed(tree, r"C:\cases\a.yaml").is_relative_to(tree)
 
 
-def test_store_keeps_no_incomplete_file_of_a_full_disk(sidecar):
+def test_full_disk_leaves_no_incomplete_file_in_the_store(sidecar):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     wanted_files = {"/a.yaml": ("1", 0o600)}
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
