@@ -123,7 +123,7 @@ def node_collections(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(node, "collect_testcases", collect)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    # onnx's sources name other tests, so with them the cache would be incomplete.
+    # The sources of onnx name other tests, which would be missing in the cache.
     monkeypatch.setattr(corpora, "_SOURCES", tmp_path / "sources")
     corpora._origin.cache_clear()
     yield log

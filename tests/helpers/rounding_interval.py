@@ -18,7 +18,7 @@ DOUBLE = np.dtype(np.float64)
 class Interval(NDArrayOperatorsMixin):
     """An interval for each element.
 
-    The dtype of constants, of integers, and of results of both is None.
+    Constants, integers, and results computed from these alone have the dtype None.
     """
 
     def __init__(self, low, high, dtype=None):

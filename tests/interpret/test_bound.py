@@ -100,7 +100,7 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     single_groups = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
     for together, own in zip(bound(call), chain.from_iterable(single_groups), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
-        # If any tensor has two right results, the bound repeats the result of other tensors.
+        # If any tensor has two right results, the bound repeats the single result of the others.
         wanted += wanted[-1:] * (len(several) - len(wanted))
         for output, expected_output in zip(several, wanted, strict=True):
             for actual_part, expected_part in zip(output, expected_output, strict=True):

@@ -1314,7 +1314,7 @@ def test_infinity_as_a_second_right_value_is_labelled():
 
 @pytest.mark.parametrize(("operator", "roundings"), [("ReduceSum", 16), ("ReduceMean", 19)])
 def test_each_partial_sum_of_a_short_sum_may_be_rounded_up(operator, roundings):
-    # Added from left to right, each of the 15 terms causes an error of 0.75 roundings.
+    # If the terms are added in order, each of the 15 small terms causes an error of 0.75 roundings.
     x = f32(1, *[1.25 * 2**-24] * 15)
     inputs = {"x": x, "axes": np.array([0])}
     model = model_of([(operator, ["x", "axes"], {"keepdims": 0})], inputs)

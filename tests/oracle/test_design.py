@@ -48,7 +48,8 @@ def test_cancellation_is_visible_wherever_the_terms_are(terms):
     signs = np.where(np.arange(terms) < terms // 2, 1.0, -1.0)
     moved = np.abs(np.take(all_columns, places, axis=1) @ signs).max(axis=0)
     # With one rounding per term, the expected error is sqrt(terms). The tolerance is 16 times the
-    # largest movement: at least sqrt(terms) for all sums, and 16 sqrt(terms) for half of the sums.
+    # largest movement. All sums must have at least the tolerance sqrt(terms), and half of them at
+    # least 16 sqrt(terms).
     assert moved.min() * 16 >= np.sqrt(terms)
     assert np.median(moved) >= np.sqrt(terms)
 

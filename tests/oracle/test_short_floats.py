@@ -1,4 +1,4 @@
-"""16-bit models: sums are accumulated in float32, but by onnx's reference in 16 bits."""
+"""16-bit models: reductions are computed in float32, although onnx's reference uses 16 bits."""
 
 from functools import reduce
 from operator import add

@@ -42,7 +42,7 @@ class InsideTheRoot(Right):
 
 
 class InManyWays(InsideTheRoot):
-    """A backend with the same mistake, which also fails in ways that explanations must ignore."""
+    """A backend like InsideTheRoot that also fails in ways which explanations must ignore."""
 
     def run(self, model, inputs):
         try:
@@ -61,7 +61,7 @@ class InManyWays(InsideTheRoot):
 
 
 class OnlyAtTwo(InsideTheRoot):
-    """A backend that has the mistake only for T = 2, unlike every known mistake."""
+    """A backend that adds epsilon inside the root only for T = 2, unlike every known mistake."""
 
     def run(self, model, inputs):
         if int(inputs["T"]) == 2:
@@ -103,7 +103,7 @@ class ReturnsInNodeOrder(Right):
 
 
 class RefusesBroadcasting(InsideTheRoot):
-    """A backend with the same mistake that rejects broadcasting.
+    """A backend like InsideTheRoot that also rejects broadcasting.
 
     The rejected cases would distinguish the mistake from another one.
     """

@@ -203,7 +203,7 @@ class NanForInfinity(_Adam):
 
 
 class NanForInfiniteGradient(_Adam):
-    """Wrong: V_new is NaN where the gradient is infinite, as in no reformulation."""
+    """Wrong: V_new is NaN where the gradient is infinite; no reformulation has this result."""
 
     def averages(self, G, V, H, alpha, beta):
         V, H = super().averages(G, V, H, alpha, beta)
