@@ -49,8 +49,8 @@ _INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", Path(os.__file
 # Suffixes of files that contain code; the other files of a package, such as caches, may change from
 # run to run.
 _CODE_SUFFIXES = (*all_suffixes(), ".so", ".dll", ".dylib")
-# The largest number of files in the snapshot of a package. Of a larger package, only the first
-# files in the order of their names are included.
+# The largest number of files in the snapshot of a package. If a package has more files, only the
+# first files in the order of their names are included.
 _MAX_FILES = 20_000
 # The largest number of folders of a package that are searched.
 _MAX_FOLDERS = 20_000
@@ -198,8 +198,8 @@ _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|GEM_(HOME|PATH)|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
-# Variables that contain options of an interpreter, such as `--require=./x`, or a path to code that
-# is written like an option, such as `@x`.
+# Variables that contain options of an interpreter, such as `--require=./x`. Some contain a path to
+# code instead, as in `@x`.
 _HOLDS_OPTIONS = re.compile(
     r"\w*(OPTIONS|OPTS?|FLAGS|ARGS|INIT|HOOKS)|OPENSSL_(CONF|ENGINES|MODULES)|LUA_INIT_\w+"
     r"|R_(ENVIRON|PROFILE)\w*|\w+_(DYLIB|LIBRARY|LIB)(_PATH)?|ONNXOPT_OPERATORS"

@@ -85,7 +85,7 @@ _Types = dict[str, str]
 
 
 def older_models(model: onnx.ModelProto) -> Iterator[tuple[int, onnx.ModelProto]]:
-    """Yield the model in the older opsets in which it has the same meaning, the newest first.
+    """Yield the model in each older opset in which it has the same meaning, the newest first.
 
     If several opsets contain the same versions of all operators of the model, only the oldest of
     these opsets is yielded, because more runtimes accept it.

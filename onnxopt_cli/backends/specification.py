@@ -140,7 +140,7 @@ class Specification:
         """Reject unknown options; ``config.KEY`` in ``known`` stands for any key.
 
         Raises:
-            UsageError: naming the unknown option and listing the known ones.
+            UsageError: if an option is unknown; the hint lists the known options.
         """
         patterns = [name.replace(".KEY", ".?*") for name in known]
         for name in self.options:

@@ -1,8 +1,8 @@
 """Other processes: their resources, limits and descendants, and how to end them.
 
-psutil gives information about processes on every system. On Linux, however, this module itself
-reads from /proc the resources that are checked after every case, the descendants of a process, and
-its state. psutil would open four files for each process, and delay the start of each supervisor. To
+psutil gives information about processes on every system. On Linux, however, this module reads /proc
+for the resources that are checked after every case, and for the descendants and the state of a
+process. psutil would open four files for each process, and delay the start of each supervisor. To
 find the children of one process, psutil would scan all processes of the machine, and miss children
 that start meanwhile.
 

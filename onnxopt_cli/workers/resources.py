@@ -219,7 +219,7 @@ class LeakCheck:
         """Check the worker after its response, and again after each requested action.
 
         Yields:
-            The next step; finally a description of the leak, empty without a leak.
+            The next step; at the end, a description of the leak, which is empty without a leak.
         """
         before = self._largest
         suspects: dict[str, int] = {}

@@ -78,8 +78,8 @@ _ERROR = re.compile(r"ERROR|error|npm error|\u00d7|  ?[╰├]─▶|Caused by")
 _MAX_LINES = 2000
 _MAX_SHOWN_LINES = 6
 _TICK_SECONDS = 1.0
-# A program that prints the packages of the environment, without packages in folders that a .pth
-# file adds.
+# A program that prints the packages of the environment. Packages in folders that a .pth file adds
+# are left out.
 _LIST = """\
 import importlib.metadata, json, re, sysconfig
 paths = sysconfig.get_paths()
@@ -245,8 +245,8 @@ def _npm_command(
         environment: the folder of the environment.
         python: the interpreter of the environment.
         packages: versions or ranges of versions, by the packages' names.
-        lock: the content of a ``package-lock.json``; empty without one. The versions in the lock
-            are used as far as ``packages`` admit them.
+        lock: the content of a ``package-lock.json``; empty without one. A version in the lock is
+            used if ``packages`` admits it.
     """
     project = {"name": "environment", "private": True, "dependencies": {**packages}}
     (environment / "package.json").write_text(json.dumps(project))
@@ -285,8 +285,7 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
 
     Args:
         command: the program and its arguments.
-        folder: the current folder of the command. In this folder, the command does not read the
-            configuration of the user's own folder.
+        folder: the current folder of the command. The folder contains no configuration of the user.
         tick: called every second.
 
     Raises:

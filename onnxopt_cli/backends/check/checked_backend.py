@@ -1,4 +1,4 @@
-"""A backend that is being checked, and the models of one node with which it is probed."""
+"""A backend that is being checked, and the single-node models that probe the backend."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ LIKELY = ("Identity", "Relu", "Abs", "Neg", "Add", "Mul")
 #: Versions of ai.onnx to probe, the most widely supported first.
 OPSETS = (17, 13, 21, 11)
 
-#: Shapes of inputs. Operators on matrices require the second shape, operators on images the third.
+#: Shapes of inputs. Operators on matrices require the second shape, and operators on images require
+#: the third.
 SHAPES = ((3,), (3, 3), (1, 1, 3, 3))
 
 TRAINING = "ai.onnx.preview.training"
@@ -104,18 +105,19 @@ class ProbeModel:
 
     @property
     def tensor(self) -> Array:
-        """A small tensor of the probe's element type and shape, with constant elements."""
+        """A small tensor of the probe's element type and shape, with the elements 1, 2, 3, ..."""
         return np.arange(1, 1 + np.prod(self.shape)).reshape(self.shape).astype(self.dtype)
 
     def problem(self, array: Array | None = None, names: tuple[str, str] = ("x", "y")) -> Problem:
         """Return a model of the operator.
 
-        All inputs that accept the tensor have this value. The model declares the element types and
-        shapes of its outputs.
+        The tensor is the value of every input that accepts the tensor. The model declares the
+        element types and shapes of its outputs.
 
         Args:
             array: the tensor; by default :attr:`tensor`.
-            names: names of the inputs that are the tensor, and of the first output.
+            names: the name of the inputs whose value is the tensor, and the name of the first
+                output.
 
         Raises:
             ValueError: if the operator does not accept the tensor, or requires an attribute that

@@ -266,7 +266,7 @@ class Command:
         try:
             with self._named():
                 with _earlier(lambda: True):
-                    # Detect that the command has ended or sent unrequested output since the last
+                    # Detect whether the command has ended or sent unrequested output since the last
                     # response.
                     conversation.poll()
                     if not conversation.open:

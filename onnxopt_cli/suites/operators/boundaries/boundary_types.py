@@ -237,7 +237,7 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _parameters() -> Iterator[tuple[str, str, Generator]]:
-    """Yield parameters, and images of integers, that narrower types cannot represent."""
+    """Yield parameters that narrower types cannot represent, and images of such integers."""
     thirds = np.array([[1 / 3, 0.1], [-0.7, 2 / 7]])
     yield "MatMul", "precise_float64", fixed_node(thirds, thirds.T.copy())
     # In float32, the operands are equal.

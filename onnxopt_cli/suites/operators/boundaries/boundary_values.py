@@ -85,8 +85,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
 }
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
-#: For each operator: a float attribute, a value of the attribute, which some elements equal, and
-#: further attributes.
+#: A float attribute of each operator, its value, which equals some elements, and further
+#: attributes.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
     "ThresholdedRelu": ("alpha", 1.5, {}),
