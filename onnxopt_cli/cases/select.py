@@ -47,7 +47,7 @@ from onnxopt_cli.operators.nodes import operator_names
 # fail: if it is missing, damaged, not writable or owned by another user, it is treated as empty.
 _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
-# The largest number of existing tags or operators in the hint about an unknown one.
+# The hint about an unknown tag or operator lists at most this number of existing ones.
 _MAX_SHOWN_NAMES = 8
 # The file of the last failures keeps this number of folders: the most recently used.
 _MAX_FOLDERS = 20

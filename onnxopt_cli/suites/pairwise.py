@@ -148,16 +148,15 @@ _RARE = 10.0
 _POOL = 4096
 #: Number of attempts to draw a node whose outputs are all conclusive.
 _TRIES = 8
-#: The reciprocal of the share of nodes that are accepted even if they have a single conclusive
-#: output.
+#: One in this number of nodes is accepted even if it has a single conclusive output.
 _PARTLY = 3
 #: The rank of a matrix.
 _MATRIX = 2
 #: The highest rank of a vector with additional axes of 1.
 _MOST_RANK = 7
-#: The reciprocal of the share of vectors that get additional axes of 1.
+#: One in this number of vectors gets additional axes of 1.
 _LIFTED = 4
-#: The reciprocal of the share of nodes in which all tensors have the same shape.
+#: In one of this number of nodes, all tensors have the same shape.
 _ALIKE = 8
 
 
@@ -233,7 +232,7 @@ def large(operator: Operator) -> Iterator[CaseTemplate]:
 
 
 class _Design:
-    """The dimensions of an operator's templates and their levels, and the coverage of pairs."""
+    """The dimensions of an operator's templates, their levels, and the coverage of pairs."""
 
     def __init__(self, operator: Operator, prefix: str) -> None:
         self.random = np.random.RandomState(_SEED)

@@ -195,7 +195,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) -> Generator[Item]:
-    """Yield the items that a function yields in a forked process.
+    """Run a function in a forked process, and yield the items that the function yields.
 
     If processes cannot be forked safely, the function runs in this process.
 

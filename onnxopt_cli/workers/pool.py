@@ -30,8 +30,8 @@ from onnxopt_cli.workers.private_folder import sweep_folders
 from onnxopt_cli.workers.processes import HAS_WORKERS
 from onnxopt_cli.workers.worker import State, Worker
 
-# The number of cases after which a worker is replaced, which limits the effect of slow leaks of
-# backends. Closed workers, which run only code of onnxopt, are not replaced.
+# A worker is replaced after this number of cases, to limit the effect of slow leaks of backends.
+# Closed workers, which run only code of onnxopt, are not replaced.
 _CASES_PER_WORKER = 2000
 # The largest number of bytes of outputs that await a reader. Beyond this limit, a pool assigns only
 # the request whose response the runner awaits. Otherwise, the outputs of requests that were

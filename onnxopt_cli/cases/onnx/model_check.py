@@ -241,7 +241,7 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
 
 
 def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of all tensors whose type is declared or inferred by onnx."""
+    """Return the types of all tensors whose type the model declares or onnx infers."""
     try:
         graph = infer_shapes(model).graph
     except OnnxRefusal:

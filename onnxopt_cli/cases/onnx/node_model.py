@@ -24,7 +24,7 @@ from onnxopt_cli.operators.registry import registry
 T = TypeVar("T")
 
 _PRODUCER = "onnxopt"
-#: IR version of ai.onnx.preview.training, which is also used for domains that onnx does not list.
+#: IR version of ai.onnx.preview.training. It is also used for domains that onnx does not list.
 _IR_VERSION = 7
 
 Shape = tuple[int | None, ...]

@@ -122,7 +122,8 @@ def integer_range(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-#: Parameters of the float distributions with their defaults, in the order of NumPy's functions.
+#: Parameters of the float distributions with their defaults, in the order in which NumPy's
+#: functions take the parameters.
 _DEFAULTS = {
     "normal": {"mean": 0.0, "scale": 1.0},
     "uniform": {"low": 0.0, "high": 1.0},

@@ -117,7 +117,8 @@ def read_message(
     not mapped, because reading a mapped file that another program truncates would end the process.
 
     Returns:
-        The message; and the raw data as uint8 if they have been separated from it, otherwise None.
+        The message, and the raw data as uint8. If no raw data have been separated from the message,
+        None is returned in place of the raw data.
 
     Raises:
         Malformed: as :func:`~onnxopt_cli.core.untrusted_files.read_regular_file` does.

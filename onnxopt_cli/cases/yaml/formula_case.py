@@ -192,8 +192,8 @@ def read_attributes(operator: Operator, fields: CaseFields) -> Attributes:
     fields.check_names("attributes", list(declared), required)
     nodes = fields.mapping("attributes").items()
     return fields.read(
-        # The strings of the file are replaced with equal strings of the operator, which all cases
-        # share.
+        # To save memory, the strings of the file are replaced with equal strings of the operator,
+        # which all cases share.
         {declared[name].name: node for name, node in nodes if name in declared},
         lambda name, node: _attribute(operator, declared[name], node),
     )

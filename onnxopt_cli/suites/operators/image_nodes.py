@@ -164,8 +164,8 @@ def _dft(draft: NodeDraft) -> None:
     place = draft.integer(0, rank - 1) + 1
     axis = place - (rank + 2) if draft.maybe() else place
     if onesided and inverse:
-        # The omitted half of the spectrum follows from the other half, unless the node states the
-        # length of the result.
+        # Unless the node states the length of the result, the transform needs at least two
+        # elements.
         lengths[place - 1] += 1
     is_resized = draft.maybe() and not (onesided and inverse)
     length = draft.integer(1, 9) if is_resized else lengths[place - 1]

@@ -41,7 +41,7 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
-# The reciprocal of the share of exceptional elements in a tensor with a style from _EXCEPTIONS.
+# In a tensor with a style from _EXCEPTIONS, one in this number of elements is exceptional.
 _EXCEPTIONAL_PERIOD = 8
 _EXCEPTIONS = {
     "exceptional": (np.nan, np.inf, -np.inf),

@@ -628,8 +628,8 @@ class WorkerGroup:
 
         Returns:
             A function that waits for the response. The function returns None if the user interrupts
-            the command. The function raises LostError if workers are lost, and BackendUnavailable
-            like :meth:`spread`.
+            the command. The function raises LostError if workers are lost. It raises
+            BackendUnavailable in the same cases as :meth:`spread`.
         """
         future = self._cluster.start(self._request_any(message))
 

@@ -85,8 +85,8 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
 }
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
-#: A float attribute of each operator, its value, which equals some elements, and further
-#: attributes.
+#: For each operator: a float attribute, the value of the attribute, and further attributes. Some
+#: elements equal the value.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
     "ThresholdedRelu": ("alpha", 1.5, {}),
