@@ -311,7 +311,7 @@ def read_configuration(path: Path, known: Collection[str] = ()) -> Configuration
         key for key in settings if key != "backends" and "\0" in "".join(_texts(settings[key]))
     ]
     for name in names:
-        report(f"{printable(name)} has a character of code 0", name)
+        report(f"{printable(name)} contains a null character", name)
     files = settings.get("operators", "")
     if not isinstance(files, (str, list)) or not all(isinstance(file, str) for file in files):
         report("operators is neither a path nor a list of paths", "operators")
@@ -392,7 +392,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
     if "unsupported" in written:
         backend += f",unsupported={written['unsupported']}"
     if "\0" in backend:
-        raise ValueError("has a character of code 0")
+        raise ValueError("contains a null character")
     return backend
 
 

@@ -298,7 +298,7 @@ def _unique_name(path: Path) -> str:
 def _import_module(backend: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         description = f": {printable(name)!r} is not a module's name"
-        raise misused(backend, description, "a file's name ends in .py")
+        raise misused(backend, description, "the name of a file ends in .py")
     with suppress(FileNotFoundError):
         # The current folder may have been deleted; the module may still be on sys.path.
         folder = str(Path.cwd())

@@ -276,7 +276,7 @@ def adapter_source(specification: Specification) -> str:
         bare_name, _, rest = name.partition(",")
         if rest:
             raise misused(specification.text, f": {printable(rest)!r} is not an option")
-        listed = f"the adapters are {', '.join(names)}; a file is written {ADAPTER}./file.py"
+        listed = f"the adapters are {', '.join(names)}; write a file as {ADAPTER}./file.py"
         hint = nearest(bare_name, names, listed)
         raise misused(specification.text, f": unknown adapter {printable(name)!r}", hint)
     return str(SHIPPED / f"{name.replace('-', '_')}.py")

@@ -157,7 +157,8 @@ def find_interpreter(backend: str, admitted: SpecifierSet) -> Interpreter:
     if interpreter is None:
         raise unavailable(
             backend,
-            f" needs Python {admitted}; this is Python {present}, and no suitable one is installed",
+            f" needs Python {admitted}; this is Python {present}, and no suitable Python "
+            "is installed",
             "install one as python3.N on PATH, or with: uv python install 3.N",
         )
     return interpreter

@@ -295,7 +295,7 @@ def _leaves_inputs(subject: CheckedPlugin) -> str:
     subject.raw_outputs(problem)
     for name, value in before.items():
         if value.tobytes() != np.asarray(problem.inputs[name]).tobytes():
-            raise RuleBroken(f"the input {name} is changed after the call")
+            raise RuleBroken(f"the call changed the input {name}")
     return "unchanged"
 
 

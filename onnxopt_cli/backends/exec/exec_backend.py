@@ -368,7 +368,7 @@ def _program(name: str) -> str:
     if sys.platform == "win32":
         raise BackendUnavailable(
             "commands, other interpreters and checks of plugins work on POSIX systems only",
-            hint="onnxopt run with python: works here",
+            hint="onnxopt run accepts backends of the form python:... here",
         )
     if path := shutil.which(name):
         return path

@@ -769,7 +769,7 @@ class WorkerGroup:
                     self.hello = hello
                 elif hello != self.hello:
                     raise UsageError(
-                        printable(f"has {hello}, not {self.hello} as the first worker")
+                        printable(f"has {hello}, but the first worker has {self.hello}")
                     )
                 worker.is_ready = True
                 return
