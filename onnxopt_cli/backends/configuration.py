@@ -250,9 +250,9 @@ def known_configuration(known: Collection[str] = ()) -> Configuration | None:
         known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: if the file has errors; the message lists all of them. Also, unless
-            ``ONNXOPT_CONFIG`` names the file, if a user other than the current user and root may
-            have written the file or code that it names.
+        UsageError: if the file has errors; the message lists all of them. Also if a user other than
+            the current user and root may have written the file or code that it names; this is not
+            checked if ``ONNXOPT_CONFIG`` names the file.
     """
     path = find_configuration()
     if path is None:

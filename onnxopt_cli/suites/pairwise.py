@@ -288,7 +288,7 @@ class _Design:
         self._count += 1
         extremes = 0.0 if plain else self._extremes
         if len(shapes) > _FEW_TENSORS:
-            # A node with many tensors has many extremes, because few nodes have many tensors.
+            # Few nodes have many tensors, so each of these nodes has many extremes.
             extremes = _MANY_EXTREME
         # With some levels, one output is never finite, although all other outputs are conclusive.
         enough = all if plain or self.random.randint(_PARTLY) else any

@@ -349,8 +349,8 @@ class Worker:
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak or response.earlier:
-            # The next case must not run while the memory of the finished case is still held, nor in
-            # a worker in which code of onnxopt failed.
+            # The next case must not run in a worker that still holds the memory of this case, or in
+            # which code of onnxopt failed.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:

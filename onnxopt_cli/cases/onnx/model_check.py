@@ -43,8 +43,8 @@ _MAX_FAULT_CHARS = 300
 # The largest number of elements of an input that inference receives as a constant; a model may
 # compute shapes from the elements of such an input.
 _MAX_CONSTANT_ELEMENTS = 1000
-# Matches onnx's error about its own function body of MeanVarianceNormalization, which adds a
-# float32 constant to a tensor of the node's type.
+# Matches an error that onnx raises about its own function body of MeanVarianceNormalization: the
+# body adds a float32 constant to a tensor of the node's type.
 _TYPE_WITHIN_BODY = re.compile(
     r"\(op_type:\w+\): \[ShapeInferenceError\] \(op_type:\w+\): \w+ has inconsistent type"
 )

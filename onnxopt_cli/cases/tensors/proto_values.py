@@ -626,7 +626,7 @@ def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
 def _layout(
     tensor: onnx.TensorProto, raw_data: Array | None = None
 ) -> tuple[_Storage, tuple[int, ...], str, bytes | Array]:
-    """Return a tensor's element storage, shape, field of the elements, and raw data."""
+    """Return a tensor's storage and shape, the field that contains its elements, and raw data."""
     storage = _storage(tensor.data_type)
     if tensor.data_location != TensorProto.DEFAULT or tensor.external_data:
         raise Malformed("stores its elements in another file")

@@ -1,7 +1,8 @@
 """Nodes whose shapes, axes and positions lie at the boundaries of an operator's definition.
 
-Random draws seldom contain operands that fit both their first and their last axes, remainders of
-uneven parts, positions half way between elements, and windows that extend beyond the padding.
+Random draws seldom contain operands that match the first axes as well as the last axes of a tensor.
+They also seldom contain parts of unequal sizes, positions half way between elements, and windows
+that extend beyond the padding.
 """
 
 from __future__ import annotations

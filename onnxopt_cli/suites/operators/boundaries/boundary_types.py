@@ -24,7 +24,8 @@ _PRECISE: Mapping[str, Sequence[float]] = {
     "float64": (1 / 3, 1e-300, 1e300, -2.0 / 3, 2**24 + 1, 1 + 2**-52),
     "float16": (6.2e-5, -9e-5, 65504, 1 / 3, -0.1, 1 + 2**-10),
 }
-#: The further inputs and the attributes of operators that move the elements of a 2-by-3 matrix.
+#: For operators that move the elements of a 2-by-3 matrix: the inputs after the first one, and the
+#: attributes.
 _MOVES: Mapping[str, tuple[Sequence[Value], Mapping[str, Any]]] = {
     "Compress": ([np.array([True, False, True])], {"axis": 1}),
     "Expand": ([np.array([2, 2, 3])], {}),
