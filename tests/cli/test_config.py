@@ -166,7 +166,7 @@ def test_config_shows_values_and_their_lines(place, onnxopt):
         ("[backends.mine]\nbackend = 'exec:a'\nenvironment = {A = 'b c'}", "with a space or quote"),
         ("[backends.mine]\nbackend = 'a'\nenvironment = {'A=B' = 'c'}", "in its name: env.A=B"),
         ("[backends.mine]\nbackend = 'a'\noptions = {a = ['b']}", "neither text nor a number"),
-        ("[backends.mine]\nbackend = 'a'\nenvironment = {A = \"\\u0000\"}", "mine has a character"),
+        ("[backends.mine]\nbackend = 'a'\nenvironment = {A = \"\\u0000\"}", "mine contains a null"),
         ("[profiles.ci]\nrerum = 1", "onnxopt.toml:2: unknown key profiles.ci.rerum; did you mean"),
         ("\ntimeout = true", "onnxopt.toml:2: found true or false, expected text or a number"),
         ("tag = [['a']]", "onnxopt.toml:1: found ['a'], expected text or a number"),
