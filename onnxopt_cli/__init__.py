@@ -8,10 +8,10 @@
         print(result.case, result.outcome)
 
 Backends are specified as on the command line. By default, backends run in separate processes; the
-argument ``execution`` can change this. Functions print nothing. Errors whose messages are meant for
-users are subclasses of :class:`OnnxoptError`.
+argument ``execution`` can change this. Functions print nothing. If the message of an error is meant
+for users, its class is a subclass of :class:`OnnxoptError`.
 
-The names in ``__all__``, and the names for writing operators in :mod:`onnxopt_cli.operators`,
+The names in ``__all__``, and the names in :mod:`onnxopt_cli.operators` for writing operators,
 follow semantic versioning. All other modules are private.
 """
 
@@ -114,9 +114,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps the names ``run`` and ``fuzz`` of this package bound to functions.
+    """A module whose names ``run`` and ``fuzz`` remain functions.
 
-    Python would otherwise replace a function when it imports the subpackage of the same name.
+    Otherwise, Python would replace the function when it imports the subpackage with the same name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -1,12 +1,12 @@
 """Entry point of the command ``onnxopt`` and of ``python -m onnxopt_cli``."""
 
-# Importing the module `signal`, which wraps `_signal`, takes milliseconds.
+# The module `signal` wraps `_signal`, but its import takes milliseconds.
 import _signal  # type: ignore[import-not-found]
 import os
 
 
 def main() -> None:
-    """Install handlers of signals, then import and run the command line, and exit."""
+    """Install signal handlers, run the command line, and exit."""
     _end_at_signals()
     try:
         from onnxopt_cli.cli import main as command
@@ -22,7 +22,8 @@ def main() -> None:
 
 def _end_at_signals() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # Windows has no SIGHUP. The parent process may have set a signal to be ignored.
+        # Windows has no SIGHUP. If the parent process has set a signal to be ignored, it stays
+        # ignored.
         number = getattr(_signal, name, None)
         if number is not None and _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _end)

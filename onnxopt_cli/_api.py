@@ -1,4 +1,4 @@
-"""Functions that do the work of the commands: the Python API, and functions for the command line.
+"""The Python API, and further functions that the commands call to do their work.
 
 The names in :data:`onnxopt_cli.__all__` are public.
 """
@@ -126,8 +126,8 @@ __all__ = [
     "update_expectations",
 ]
 
-# Names that are imported on first use. The modules that define the names are slow to import, and a
-# run without failures does not need them.
+# Names that are imported on first use. Their modules are slow to import, and a run without failures
+# does not need them.
 _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",
@@ -138,7 +138,7 @@ _LAZY_NAMES = {
 }
 T = TypeVar("T")
 _Problems: TypeAlias = list[Fault] | tuple[Fault, ...]
-# The first wrong node is sought only in models with at least this number of operators.
+# The smallest number of operators in a model whose first wrong node is sought.
 _MIN_OPERATORS = 2
 _EXECUTION, _JUDGING = Execution(), Judging()
 
@@ -204,16 +204,16 @@ def load_cases(
     tell: Callable[[str], None] = _ignore,
     open_progress: OpenProgress = hide_progress,
 ) -> list[Case]:
-    """Return the cases of files, folders, suites and ids, in a stable order.
+    """Return the cases that files, folders, names of suites and ids select, in a stable order.
 
     Args:
-        targets: files, folders, names of suites, and ids; by default the folder ``cases`` or, if it
-            does not exist, the suites of onnxopt.
+        targets: files, folders, names of suites, and ids. The default is the folder ``cases`` or,
+            if this folder does not exist, the suites of onnxopt.
         patterns: ids, globs or parts of ids; a case must match at least one of them.
         operators: names of operators; the model of a case must contain at least one of them.
         tags: tags; a case must have at least one of them.
         without: capabilities; cases that need one of them are excluded.
-        memory: limit in bytes on the memory of a case of a case file; 0 for no limit.
+        memory: limit in bytes on the memory of each case in a case file; 0 for no limit.
         invalid: called with the faults of case files; the invalid cases are left out.
         tell: called with a message about each pattern that matches no case.
         open_progress: opens a progress display.
@@ -240,8 +240,8 @@ def run(
 ) -> Iterator[Result]:
     """Yield results in the order of the cases, and for each case in the order of the backends.
 
-    Failures of backends outside of any case are yielded last, as results of the suite ``worker``.
-    The backends end when the iterator ends or is closed.
+    The last results, of the suite ``worker``, are failures of backends that occurred outside of any
+    case. The backends end when the iterator ends or is closed.
 
     Args:
         cases: from :func:`load_cases`.
@@ -273,14 +273,14 @@ def check(
     judging: Judging = _JUDGING,
     expect: Sequence[Path | str] = (),
 ) -> Result:
-    """Run one case, for use in a test; the backend stays ready for the next call.
+    """Run one case, for use in a test; the backend keeps running for the next call.
 
     Returns:
         The result of the case, if it conforms.
 
     Raises:
-        NotConformingError: if the case does not pass or, with ``expect`` files, if the outcome is
-            not the expected one.
+        NotConformingError: if the outcome is not a pass or a skip. With files in ``expect``, if the
+            outcome is not the expected outcome.
         UsageError: if the backend, an expectation file or a setting is invalid.
         BackendUnavailable: if the backend does not start.
         TypeError: if an argument is not a case, or not a backend.
@@ -318,16 +318,16 @@ def explain(
     seconds: float | None = 10.0,
     progress: Callable[[str], None] = _ignore,
 ) -> list[Explanation]:
-    """Return explanations of failures: known mistakes that reproduce them, and conditions.
+    """Return explanations of failures: known mistakes that reproduce failures, and conditions.
 
     Args:
-        results: the results of a run, including passes, which rule out mistakes.
+        results: the results of a run. Include the passes, because they rule out mistakes.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged outputs.
-        seconds: time limit of each of three searches: for known mistakes of operators with a
-            formula, for other causes of failures in these operators, and for causes in operators
-            without a formula. None for the default limits, which depend on the run's time and on
-            the number of operators.
+        seconds: time limit of each of three searches. The first two search operators with a formula
+            for known mistakes, and then for other causes. The third searches operators without a
+            formula. None for the default limits, which depend on the run's time and on the number
+            of operators.
         progress: called with the current step of the search.
     """
     from onnxopt_cli.analysis.explanation.explain import explain, least_seconds
@@ -389,8 +389,8 @@ def explain_session(
             progress=progress,
             ask=ask,
         )
-        # A backend that declares reduced-precision arithmetic runs no generated nodes, because they
-        # would be judged as if the backend had declared nothing.
+        # If a backend declares reduced-precision arithmetic, it runs no generated nodes, because
+        # these are judged without regard to the declaration.
         declaring = [backend.name for backend in plan.backends if backend.specification.math]
         explanations += explain_nodes(
             results,
@@ -419,7 +419,7 @@ def locate(
         case: the model with its inputs; stored outputs are ignored.
         backends: specifications as for ``-b``.
         execution: where and within which limits backends run. The memory limit also applies to the
-            intermediate values of the model in this process.
+            intermediate values of the model that this process computes.
         judging: how outputs are judged.
         interruption: set when the user interrupts the command.
         open_progress: opens a progress display.
@@ -443,7 +443,7 @@ def locate(
 
 
 def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:
-    """Yield, for each backend, its first failing model of several nodes and the first wrong node.
+    """Yield the first failing model with several nodes, and its first wrong node, by backend.
 
     Args:
         session: a session whose cases have run.
@@ -502,21 +502,22 @@ def audit(
         judging: how outputs are judged.
         operators: names of the operators without a formula to audit; empty for all in the cases.
         jobs: number of processes.
-        thorough: whether redundant cases are also sought, which takes many times as long.
+        thorough: whether the audit also looks for redundant cases, which takes many times as long.
         progress: called with the number of finished implementations and the total number.
         preparing: called with the number of prepared cases and the total number, before the first
             call of ``progress``.
         invalid: called with the faults of cases; the invalid cases are left out.
         cluster: cluster that runs the audit of operators with a formula; None for this machine.
-        shard: the part of the implementations to test; None for all.
-        join: JSON files of the audits of all shards, which are merged instead of running an audit.
-        inputs: number of random nodes for each mutant of an operator without a formula that
-            survives all cases. The mutant runs on the random nodes to find out whether it is
-            equivalent. None for the default.
-        seconds: processor time in seconds for each operator, after which no further nodes are
-            drawn.
-        interruption: if it records a signal, the scores of the implementations that are finished
-            are returned; without it, the signal raises KeyboardInterrupt.
+        shard: the part of the implementations that the audit tests; None for all.
+        join: JSON files of the audits of all shards. If files are given, no audit runs, and the
+            result is merged from the files.
+        inputs: number of random nodes for mutants of operators without a formula. A mutant that
+            survives all cases runs on these nodes, which show whether it is equivalent. None for
+            the default.
+        seconds: limit in seconds of processor time for each operator. After this time, no further
+            nodes are drawn.
+        interruption: records a signal of the user. After a signal, the audit returns the scores of
+            the finished implementations. If None, a signal raises KeyboardInterrupt.
 
     Raises:
         InvalidCase: if a case contradicts itself or the formula, unless ``invalid`` handles it.
@@ -561,7 +562,7 @@ def inject_errors(
 ) -> list[InjectedErrors]:
     """Inject errors into correct outputs, and return how many of them the tolerances detect.
 
-    The cases may be of any operators.
+    The operators of the cases may or may not have a formula.
     """
     from onnxopt_cli.analysis.injected_errors import inject_errors
 
@@ -588,8 +589,8 @@ def fuzz(
         execution: where and within which limits the backend runs.
 
     Raises:
-        UsageError: if the backend or a number is invalid, an operator has neither a formula nor a
-            generator, or hypothesis is not installed.
+        UsageError: if the backend or a number is invalid, if an operator has neither a formula nor
+            a generator, or if hypothesis is not installed.
         BackendUnavailable: if the backend does not start.
     """
     from onnxopt_cli.fuzz.driver import Task
@@ -615,15 +616,15 @@ def fuzz(
 
 
 def load_configuration(path: Path | str | None = None) -> Configuration:
-    """Return the content of a configuration file; no other function of the API uses the file.
+    """Return the content of a configuration file; no other function of the API reads the file.
 
     Args:
-        path: path of the file; None for the file of the current folder or, in a repository, of the
-            nearest folder above it.
+        path: path of the file. None for the file in the current folder or, within a repository, in
+            the nearest folder above that has a file.
 
     Raises:
-        UsageError: if the file does not exist; if it has faults, which the message lists; or,
-            without ``path``, if another user may have written the file.
+        UsageError: if the file does not exist, or has faults; the message lists all faults. If
+            ``path`` is None, also if another user may have written the file.
     """
     configuration = known_configuration() if path is None else read_configuration(Path(path))
     if configuration is None:
@@ -632,13 +633,14 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
 
 
 def add_operators(*paths: Path | str) -> list[Operator]:
-    """Register the operators of files in this process and future children; return the new ones.
+    """Register the operators in files, for this process and its future children; return them.
 
     Args:
         paths: Python files; their code is executed.
 
     Raises:
-        UsageError: naming file and line, if a file defines no operator or an invalid one.
+        UsageError: if a file defines no operator, or an invalid operator. The message names the
+            file and the line.
     """
     from onnxopt_cli.cases.case_template import unreadable
 
@@ -659,9 +661,9 @@ def add_operators(*paths: Path | str) -> list[Operator]:
 def directories(
     cases: Sequence[Case], interruption: Interruption
 ) -> Iterator[tuple[Case, dict[str, bytes]]]:
-    """Yield each case with the files of its test directory, by their paths in the directory.
+    """Yield each case with the files of its test directory, as contents by relative path.
 
-    If a case stores no outputs, they are computed by the formula or by onnx's reference.
+    If a case stores no outputs, the formula or onnx's reference computes them.
 
     Args:
         cases: the cases.
@@ -688,7 +690,7 @@ def generate(suite: str, form: str | None = None) -> Iterator[tuple[str, bytes]]
         form: ``yaml``, ``onnx``, or None for the default form of the suite.
 
     Raises:
-        UsageError: if there is no such suite, or it cannot be written in that form.
+        UsageError: if the suite does not exist, or cannot be written in this form.
     """
     from onnxopt_cli.suites.catalogue import suite_files
 

@@ -18,8 +18,8 @@
      ├── BackendHangs                  a backend did not respond in time
      └── ProtocolBreach                a backend violated its protocol
 
-``NodeError`` and the errors listed after it concern a single case: the run turns them into outcomes
-and continues.
+``NodeError`` and the errors after it concern a single case. The run converts such an error to the
+outcome of the case, and continues.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-#: Beginning of a message about a MemoryError; the caller appends what the memory was needed for.
+#: Beginning of a message about a MemoryError; the caller appends the purpose of the memory.
 OUT_OF_MEMORY = "there is not enough memory"
 
 
 def is_debugging() -> bool:
-    """Return whether bugs of onnxopt show their tracebacks: whether ONNXOPT_DEBUG is set."""
+    """Return whether tracebacks of bugs in onnxopt are shown, because ONNXOPT_DEBUG is set."""
     return bool(os.environ.get("ONNXOPT_DEBUG"))
 
 
@@ -138,7 +138,7 @@ class BackendDied(OnnxoptError):
 
 
 class BackendDiedEarlier(BackendDied):
-    """Raised if a backend ended before it read a request, so that the request is not the cause."""
+    """Raised if a backend ended before it read the request, which is therefore not the cause."""
 
 
 class BackendHangs(OnnxoptError):

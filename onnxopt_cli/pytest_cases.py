@@ -1,4 +1,4 @@
-"""The hooks of the pytest plugin that are used with ``--onnxopt``: cases become pytest items."""
+"""The hooks that the pytest plugin uses with ``--onnxopt``; each case becomes a pytest item."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, about in CAPABILITIES.items():
         config.addinivalue_line("markers", f"{name}: a case of onnxopt that needs {about}")
     if config.getoption("tx", None) and not hasattr(config, "workerinput"):
-        # With xdist, the options are checked in the controller, because its workers, which collect
-        # the tests, cannot report usage errors.
+        # With xdist, the workers collect the tests but cannot report usage errors. The options are
+        # therefore checked in the controller.
         _select(config)
 
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Attach the result of a case to its report, which xdist sends to the main process."""
+    """Attach the result of a case to its report; xdist sends reports to the main process."""
     report = yield
     if isinstance(item, CaseItem) and item.result and call.when == "call":
         report.onnxopt_result = json.dumps(result_to_json(item.result))  # type: ignore[attr-defined]

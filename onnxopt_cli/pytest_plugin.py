@@ -2,8 +2,8 @@
 
 Usage: ``pytest --onnxopt conformance --onnxopt-backend onnxruntime``.
 
-pytest loads this module wherever onnxopt is installed. Only the option ``--onnxopt`` loads the rest
-of the package, with the hooks of :mod:`onnxopt_cli.pytest_cases`.
+If onnxopt is installed, pytest always loads this module. The rest of the package, with the hooks in
+:mod:`onnxopt_cli.pytest_cases`, is loaded only if the option ``--onnxopt`` is given.
 """
 
 from __future__ import annotations
