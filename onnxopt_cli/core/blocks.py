@@ -22,8 +22,8 @@ T = TypeVar("T")
 #: Number of elements of a block. The temporaries of a block in the wide type fit a second-level
 #: cache.
 BLOCK = 1 << 14
-#: The least number of elements of a tensor that is split. For fewer elements, threads would cost
-#: more time than they save.
+#: The smallest number of elements for which a tensor is split. For fewer elements, threads would
+#: cost more time than they save.
 LARGE_ELEMENTS = 4 * BLOCK
 
 
@@ -40,11 +40,11 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
     if size < LARGE_ELEMENTS or (jobs := available_jobs()) == 1:
         yield from map(compute, places)
         return
-    # By default, glibc returns the temporaries of every block to the system, which clears the pages
-    # before it provides them again. Freeing one array of 16 MB raises the size from which glibc
-    # returns memory to the system.
+    # By default, glibc returns the memory of each temporary to the system, which clears the pages
+    # before it provides them again. glibc does this only for sizes above a threshold, and freeing
+    # one array of 16 MB raises this threshold.
     np.empty(1 << 24, np.uint8)
-    # The import is late because small tensors do not need the module.
+    # Small tensors do not need this module.
     from concurrent.futures import ThreadPoolExecutor
 
     errors = partial(np.seterr, **np.geterr())
@@ -59,10 +59,10 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
 
 
 def room(count: int, dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialized flat array whose memory the system provides in normal pages.
+    """Return an uninitialized flat array whose memory has normal pages, not huge pages.
 
-    NumPy requests huge pages for large arrays. On a busy or virtual machine, finding and clearing a
-    huge page takes longer than reading data from a file into the page.
+    NumPy requests huge pages for large arrays. On a busy or virtual machine, the system takes
+    longer to find and clear a huge page than to read data from a file into the page.
 
     Raises:
         MemoryError: if there is not enough memory.
@@ -77,10 +77,10 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
-    """Return flat arrays assembled from blocks, each of which is released after it is copied.
+    """Return flat arrays that are assembled from blocks; each block is released after its copy.
 
     Args:
-        blocks: for each block, one part of every array.
+        blocks: for each block, its part of every array.
         size: number of elements of each array.
     """
     arrays: list[Array] = []

@@ -1,15 +1,16 @@
-"""The cache of onnxopt: slow results and installations, in a private folder of the user.
+"""The cache of onnxopt: results that are slow to compute, in a private folder of the user.
 
-Entries decide verdicts, so an entry is read only if onnxopt wrote it on this machine for this user:
+Verdicts depend on the entries. Therefore, an entry is read only if onnxopt wrote it on this machine
+for this user:
 
 - The folder belongs to the user, and other users have no access.
 - Files are written completely or not at all.
-- An index lists the size, mtime, ctime and SHA-256 digest of every entry. An entry that differs
-  from its row of the index is computed again. Programs cannot set ctime, so entries that were
-  copied or unpacked are also computed again.
+- An index lists the size, mtime, ctime and SHA-256 digest of every entry. If an entry differs from
+  its row of the index, it is computed again. Programs cannot set ctime. Therefore, entries that
+  were copied or unpacked are also computed again.
 
 The index is read once, before any backend runs. The cache is not protected against programs of the
-same user, which can forge an index together with its entries.
+same user: such a program can forge entries and their index.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ CACHE_VARIABLE = "ONNXOPT_CACHE_DIR"
 
 _INDEX = "index.json"
 _INDEX_LIMIT = 16 << 20
-# Largest number of bytes of an entry. In practice, the largest entry, with all node cases of onnx,
-# has 13 MB.
+# Maximum number of bytes of an entry. In practice, the largest entry contains all node cases of
+# onnx, and has 13 MB.
 _MAX_ENTRY_BYTES = 64 << 20
 _MAX_CACHE_BYTES = 1 << 30
-# Largest number of entries, whose index is then smaller than _INDEX_LIMIT.
+# Maximum number of entries. The index of this number of entries is smaller than _INDEX_LIMIT.
 _MAX_ENTRIES = 50_000
 _LOCK_SECONDS = 3.0
 # The folders that could not be used. A warning about each folder is logged once.
@@ -62,13 +63,14 @@ def cache_folder() -> Path:
     try:
         return platformdirs.user_cache_path("onnxopt")
     except RuntimeError:
-        # A user who is missing from the password database has no home folder if HOME is not set. No
-        # folder can be created below os.devnull, so the command warns and runs without a cache.
+        # If HOME is not set and the user is missing from the password database, there is no home
+        # folder. No folder can be created below os.devnull, so the command warns and runs without a
+        # cache.
         return Path(os.devnull, "onnxopt")
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder in the cache if it is missing, accessible to this user only.
+    """Create a folder in the cache if it is missing; only this user has access to it.
 
     Raises:
         OSError: if the folder cannot be created, or another user may have written to it.
@@ -88,15 +90,15 @@ def exposure(folder: Path) -> str:
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    # foreign(folder) accepts a parent folder that is writable by all users if the folder has the
-    # sticky bit.
+    # foreign(folder) accepts a parent folder that all users may write to, if it has the sticky bit.
+    # Therefore, the parent folder is checked as well.
     if reason := foreign(folder) or foreign(folder.parent):
         return reason
     return "" if is_private(status) else "other users have access to it"
 
 
 def write_cached(path: Path, data: bytes) -> None:
-    """Write a file of the cache, which replaces a pipe or a link of the same name.
+    """Write a file of the cache; a pipe or a link with the same name is replaced.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -124,10 +126,10 @@ class Cache:
     """The entries of one kind, by key.
 
     Args:
-        name: name of the folder. The name must contain the version of each library that affects
-            entries and is not part of their keys.
-        purpose: a clause for a warning, which states what happens without the cache: ``estimates
-            are computed``.
+        name: name of the folder. If the entries depend on the version of a library, either their
+            keys or this name must contain the version.
+        purpose: a clause for a warning that the cache cannot be used. The clause states what
+            happens instead: ``estimates are computed``.
 
     Attributes:
         unusable: the reason why the folder cannot be used; empty if the folder can be used.
@@ -165,7 +167,7 @@ class Cache:
             return
         try:
             if not self._new or not self._folder.is_dir():
-                # Other users cannot change the folder once it is private, but the user may remove
+                # Once the folder is private, other users cannot change it, but the user may remove
                 # it during a run.
                 make_private_folder(self._folder)
             write_cached(self._folder / key, data)
@@ -184,8 +186,8 @@ class Cache:
         with locked(self._folder, _LOCK_SECONDS), suppress(OSError, UsageError):
             if exposure(self._folder):
                 return
-            # Since this run read the index, another run may have changed the index or written the
-            # same entry again.
+            # Another run may have changed the index, or written the same entries, after this run
+            # read the index.
             entries = self._index()
             for key in self._new:
                 if signature := _signature(self._folder / key):
@@ -229,8 +231,8 @@ class Cache:
 def _signature(path: Path) -> tuple[int, ...]:
     """Return the size, mtime and ctime of a file; an empty tuple if the file is not usable.
 
-    A usable file is a regular file, is owned by this user, and has one hard link. Programs cannot
-    set the ctime of a file.
+    A file is usable if it is a regular file, belongs to this user, and has one hard link. Programs
+    cannot set the ctime of a file.
     """
     try:
         status = os.lstat(path)

@@ -1,9 +1,9 @@
-"""Withhold the environment variables by which a step of a CI job controls the job.
+"""Withhold the environment variables through which a step of a CI job controls the job.
 
-Backends do not need the variables that control a job. With the files and tokens to which such
-variables refer, a backend could set ``PATH`` for the next step, write the job's summary, or request
-a signature from the server. The module is not a security boundary: a backend that runs as the same
-user may find the files in other ways.
+These variables name files and contain tokens. With them, a backend could set ``PATH`` for the next
+step, write the job's summary, or request a signature from the server. Backends do not need the
+variables. The module is not a security boundary: a backend that runs as the same user may find the
+files in other ways.
 
 Sources: https://docs.github.com/actions/reference/workflows-and-actions/variables,
 https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/docs/variables,
@@ -38,7 +38,7 @@ _FILES = frozenset(
         "TEAMCITY_BUILD_PROPERTIES_FILE",
     }
 )
-# Names of the variables with addresses of the CI server, and with credentials.
+# Names of the variables with addresses of the CI server or with credentials.
 _ACCESS = re.compile(
     r"ACTIONS_\w*(URL|TOKEN)"
     r"|(GH|GITHUB|GITEA|FORGEJO|CI|GITLAB|CIRCLE|BUILDKITE|BITBUCKET|SYSTEM|AZP|VSTS|AGENT|APPVEYOR"
@@ -62,7 +62,7 @@ def withhold_ci_channels() -> None:
 
 
 def step_summary() -> str:
-    """Return the path of the summary of a step on GitHub; empty on other servers."""
+    """Return the path of the file for the summary of a step on GitHub; empty on other servers."""
     return os.environ.get(_SUMMARY) or _withheld.get(_SUMMARY, "")
 
 

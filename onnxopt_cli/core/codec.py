@@ -1,4 +1,4 @@
-"""The format of values and messages that leave a process: for workers, commands and logs.
+"""The format of values and messages in the protocols of workers and commands, and in logs.
 
 A message is a line of JSON, followed by the number of raw bytes in its field ``bytes``::
 
@@ -6,17 +6,17 @@ A message is a line of JSON, followed by the number of raw bytes in its field ``
 
 A tensor is ``{"dtype": NAME, "shape": [...]}`` in the JSON. The raw bytes hold the elements of all
 tensors in the order of the JSON: little-endian, in C order, at least one byte per element. A log
-has no raw bytes; in a log, the field ``data`` holds the elements in base64. The strings of a string
-tensor are a list in the field ``data``. A sequence is ``{"sequence": [...]}``, a map ``{"map":
-[[key, value], ...]}``, an empty optional ``null``. A backend may return numbers of an element type
-that ONNX lacks; these types have their NumPy names.
+has no raw bytes; in a log, the field ``data`` holds the elements in base64. For a tensor of
+strings, the field ``data`` is a list of the strings. A sequence is ``{"sequence": [...]}``, a map
+is ``{"map": [[key, value], ...]}``, and an empty optional is ``null``. A backend may return numbers
+of an element type that ONNX lacks; such a type has its NumPy name.
 
 Received data is never unpickled or executed. A malformed or oversized message is refused as early
-as possible: memory is allocated as bytes arrive, JSON with too many parts is not parsed, and the
-values of a message are counted while they are built.
+as possible. Memory is allocated only for bytes that have arrived or that a limit allows, JSON with
+too many parts is not parsed, and the values of a message are counted while they are built.
 
-Plugins in other interpreters also use this module. The module must run on Python 3.9 with NumPy
-1.24 and no other package.
+Workers in the interpreters of plugins also use this module. It must therefore run on Python 3.9
+with NumPy 1.24 and no other package.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _MAX_DEPTH = 32
 _MAX_DIGITS = 40
 _MAX_DIMENSIONS = 64
 _MAX_DIMENSION = 1 << 48
-# Element types without a counterpart in ONNX that a backend may return: NumPy's long floats, dates
-# and durations. Types with pointers (objects) or fields (records) are never accepted.
+# NumPy's element types that a backend may return although ONNX lacks them: long floats, dates and
+# durations. Types with pointers (objects) or fields (records) are never accepted.
 _FOREIGN = re.compile(r"[fc](12|16|24|32)|[mM]8(\[\w{1,12}\])?")
 
 
@@ -76,8 +76,8 @@ def read_json(text: bytes, most_parts: int = _MAX_PARTS) -> Any:
         most_parts: maximum number of parts of the text.
 
     Raises:
-        ValueError: if the text is not UTF-8 or not JSON, has NaN, an infinity or a duplicate field,
-            is nested too deeply, or has too many parts.
+        ValueError: if the text is not UTF-8 or not JSON, if it contains NaN, an infinity or a
+            duplicate field, if it is nested too deeply, or if it has too many parts.
     """
     if len(text) > most_parts:
         parts = sum(text.count(mark) for mark in (b",", b"[", b"{"))
@@ -105,8 +105,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    # The number of digits is limited, so that float(number) does not overflow. The limit exceeds
-    # the number of digits of every integer type.
+    # Without this limit, float(number) could overflow. No integer type has as many digits.
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"an integer of {len(digits)} digits")
     return int(digits)
@@ -131,7 +130,7 @@ class ValueWriter:
         inline: whether the JSON contains the bytes, in base64.
 
     Attributes:
-        buffers: the raw bytes of the values; those of arrays are not copied.
+        buffers: the raw bytes of the values; the bytes of arrays are not copied.
     """
 
     def __init__(self, *, inline: bool = False) -> None:
@@ -158,7 +157,7 @@ class ValueWriter:
             described["data"] = as_strings(value).ravel().tolist()
             self._characters += sum(map(len, described["data"]))
             if not self._inline:
-                # The limit is checked first, because building the JSON would need much memory.
+                # Check the limit before building the JSON, which may need much memory.
                 _require_few("characters", self._characters, _MAX_LINE_BYTES)
             return described
         if described["dtype"] not in DTYPES:
@@ -179,8 +178,8 @@ class ValueWriter:
         """Return a message with all collected values, as consecutive buffers.
 
         Args:
-            message: fields that JSON can represent. ``id``, ``request`` and ``bytes`` come first,
-                in this order, for programs without a JSON parser.
+            message: fields that JSON can represent. The JSON begins with ``id``, ``request`` and
+                ``bytes``, in this order, for programs without a JSON parser.
 
         Raises:
             UnusableOutput: if the message exceeds a limit.
@@ -207,7 +206,7 @@ def pack(message: Mapping[str, Any]) -> list[memoryview]:
 
 
 class MessageReader:
-    """A reader that assembles messages from bytes as the bytes arrive."""
+    """A reader that assembles messages from the bytes that arrive."""
 
     def __init__(self) -> None:
         # The received bytes of an incomplete line. The first `_searched` bytes have been searched
@@ -228,12 +227,12 @@ class MessageReader:
         """Return the next message and its raw bytes.
 
         Args:
-            read_into: a function that reads into a buffer and returns the number of bytes; 0 at the
-                end.
+            read_into: a function that reads into a buffer and returns the number of bytes, or 0 if
+                the other end is closed.
 
         Raises:
-            BlockingIOError: if ``read_into`` raises it; the next call then continues with the same
-                message.
+            BlockingIOError: if ``read_into`` raises this error. The next call then continues with
+                the same message.
             EOFError: if the other end is closed.
             ProtocolBreach: if the bytes are not a valid message, or exceed a limit.
         """
@@ -272,13 +271,13 @@ class MessageReader:
             raise ProtocolBreach(f"sent {printable(str(error))}, in {quoted(line)}") from None
         size = message.get("bytes", 0)
         if type(size) is not int or not 0 <= size <= LARGEST_PAYLOAD:
-            # JSON distinguishes a text from the integer with the same digits.
+            # Show the size as JSON, which distinguishes the text "1" from the integer 1.
             size_text = printable(json.dumps(size)[:_MAX_SHOWN_BYTES])
             raise ProtocolBreach(
                 f"sent a message whose number of bytes is {size_text}, expected an integer from 0 "
                 f"to {LARGEST_PAYLOAD}"
             )
-        # A bytearray is not used, because it would first be filled with zeros.
+        # A bytearray would first be filled with zeros, which takes time.
         self._payload = np.empty(size, np.uint8).data
         received = self._ahead[end + 1 : end + 1 + size]
         self._filled = len(received)
@@ -294,7 +293,7 @@ def quoted(data: bytes | bytearray | memoryview) -> str:
 
 
 def read_some(descriptor: int, room: memoryview) -> int:
-    """Read available bytes into a buffer, and return their number; 0 at the end."""
+    """Read available bytes into a buffer, and return their number, or 0 at the end."""
     return os.readv(descriptor, [room])
 
 
@@ -325,7 +324,7 @@ class ValueReader:
         return self._payload[start : self._place]
 
     def value(self, described: Any, depth: int = 0) -> Value:
-        """Return the value that JSON describes.
+        """Return the value that parsed JSON describes.
 
         Raises:
             ProtocolBreach: if the description is invalid, or the bytes contradict it.

@@ -44,7 +44,7 @@ from onnxopt_cli.core.values import (
 _MAX_SURPLUS_OUTPUTS = 5
 _MAX_KEYS = 5
 _MAX_KEY_CHARS = 200
-# The number of blocks that are judged together if only a few elements of each block need a limit.
+# The number of blocks that are judged together if limits are derived for only a few elements.
 _BLOCKS_PER_BATCH = 16
 
 
@@ -66,11 +66,12 @@ def compare_outputs(
         signed_zeros: whether 0.0 and -0.0 differ.
         worst: number of the worst elements to describe for each tensor.
         examine: whether limits are also derived for elements that are bitwise equal. These limits
-            do not affect the verdict, but they affect the number of inconclusive elements.
+            have no effect on the verdict, but they change the number of inconclusive elements.
 
     Returns:
-        One Diff for each tensor, and one for each difference in structure. Each of the first few
-        surplus outputs has a Diff, and a last Diff represents all further surplus outputs.
+        One Diff for each tensor, and one Diff for each difference in structure. Each of the first
+        few surplus outputs has a Diff of its own. A last Diff represents all further surplus
+        outputs.
     """
     diffs: list[Diff] = []
     outputs = dict(zip(expected, actual, strict=False))
@@ -107,14 +108,14 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
         applied = _applicable(tolerance, flat_expected)
         judged = _judged(applied, flat_expected, flat_actual, places, with_steps=False)
         share = judged.share
-        # An element may exceed its limit by so little that the quotient is rounded to 1.
+        # If the distance is only slightly above the limit, the quotient may be rounded to 1.
         share[~(judged.distance <= judged.limit) & (share <= 1)] = np.nextafter(1, 2)
         shares[places] = share
     return shares.reshape(expected.shape)
 
 
 def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bool:
-    """Return whether a tensor of floats is within a tolerance, without measuring its error.
+    """Return whether a tensor of floats surely agrees, without measuring its error.
 
     Args:
         expected: the expected values.
@@ -123,7 +124,7 @@ def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bo
 
     Returns:
         True if all elements agree. False if an element disagrees, or if this function cannot
-        decide; in this case, :func:`compare_outputs` must decide.
+        decide. After False, :func:`compare_outputs` must decide.
     """
     if kind_of(expected.dtype) is not NumberKind.FLOAT or describe(expected) != describe(actual):
         return False
@@ -150,8 +151,9 @@ def largest_share(
 ) -> float:
     """Return the largest error / tolerance of all outputs; an output above 1 is wrong.
 
-    The result is infinite if types or shapes differ, or if an output is not a tensor. Mutation
-    analysis calls this function many thousand times and does not need the statistics of a Diff.
+    The result is infinite if types or shapes differ, or if an output is not a tensor. This function
+    is faster than :func:`compare_outputs`: mutation analysis calls it many thousand times, and does
+    not need the statistics of a Diff.
     """
     if len(actual) != len(expected):
         return float("inf")
@@ -201,7 +203,7 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 @cache
 def bound_without_limits(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return an error bound that describes a tolerance but has no limits for elements."""
+    """Return an error bound that only describes a tolerance, without limits for elements."""
     empty = np.empty(0)
     return ErrorBound(Branch(empty, empty).at, factor, provenance)
 
@@ -245,10 +247,10 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
 def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) -> float:
     """Return the largest error / tolerance in a sample of a large tensor; at most 1.
 
-    The largest error / tolerance of the whole tensor is at least as large as in the sample. If the
-    error / tolerance of an element is surely smaller, the element's exact limit need not be
-    derived. The result is 0 if the tolerance has no lower bound of its limits, or if the sample
-    agrees bitwise.
+    The largest error / tolerance of the whole tensor is at least as large as in the sample. If an
+    element surely has a smaller error / tolerance, it cannot be the worst element, and its exact
+    limit need not be derived. The result is 0 if the tolerance has no lower bound of its limits, or
+    if the sample agrees bitwise.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:
@@ -263,14 +265,16 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     """Return the tolerance that applies to values of a dtype; None if values must be equal.
 
-    Strings are exact unless they are texts of floats. Integers and booleans are exact unless the
-    tolerance is conditioned or, for integers, a case states a tolerance for this output.
+    Strings must be equal unless they are texts of floats. Booleans must be equal unless the
+    tolerance is conditioned. Integers must be equal unless the tolerance is conditioned, or the
+    case states a tolerance for this output.
     """
     kind = kind_of(expected.dtype)
     if kind is NumberKind.STRING:
         return tolerance if isinstance(tolerance, NumberText) else None
     if isinstance(tolerance, ErrorBound) and tolerance.provenance is Provenance.CONDITIONED:
-        # If a discrete value results from rounding, the neighbouring value may also be right.
+        # If the model rounds a number to a discrete value, the neighbouring value may also be
+        # right.
         return tolerance
     if kind is NumberKind.FLOAT or (kind is NumberKind.COMPLEX and isinstance(tolerance, Relative)):
         return tolerance
@@ -284,16 +288,16 @@ class _Elements:
 
     Attributes:
         places: indices into the flat tensor.
-        expected: expected values. If several results are accepted, this is the result with the
-            smallest ratio of distance to limit.
+        expected: expected values. If several results of an element are accepted, the result for
+            which the ratio of distance to limit is smallest.
         actual: actual values.
         distance: absolute distances, float64.
         size: magnitudes of the expected values, float64.
         steps: distances in ulp; None unless the dtype is a float.
         limit: largest allowed distances.
-        inconclusive: number of elements that the limits cannot judge.
-        labels: the label of the nearest result for each element, empty for the first result; None
-            if no result has a label.
+        inconclusive: number of elements whose limits are too large to judge them.
+        labels: for each element, the label of the accepted result that is nearest; empty for the
+            first result. None if no result has a label.
     """
 
     places: Array
@@ -308,7 +312,7 @@ class _Elements:
 
     @property
     def accepted(self) -> Counter[str]:
-        """Number of agreeing elements by label."""
+        """Number of elements that agree with an alternative result, by the label of the result."""
         if self.labels is None:
             return Counter()
         return Counter(filter(None, self.labels[self.distance <= self.limit].tolist()))
@@ -349,9 +353,9 @@ def _judged(
 ) -> _Elements:
     """Judge the elements of two flat arrays at some indices.
 
-    Deriving the limit of an element is slow. An element whose error / tolerance is surely below
-    ``known_share`` gets a lower bound of its limit instead. Distances in ulp are measured if
-    ``with_steps`` is true or the tolerance is in ulp.
+    Deriving the limit of an element is slow. If the error / tolerance of an element is surely below
+    ``known_share``, a lower bound of its limit is used instead. Distances in ulp are measured if
+    ``with_steps`` is true, or if the tolerance is in ulp.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None
@@ -390,7 +394,10 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of ``size`` numbers, the shares and zeros; reorder the shares."""
+    """Return the median of ``size`` numbers: the shares and, for all others, zeros.
+
+    The function reorders ``shares``.
+    """
     zeros = size - shares.size
     middle = [rank - zeros for rank in ((size - 1) // 2, size // 2)]
     shares.partition([max(rank, 0) for rank in middle])
@@ -412,7 +419,7 @@ class _Statistics:
     # If the tolerance is an error bound, the error / tolerance of each element that is not bitwise
     # equal. For bitwise equal elements, the quotient is 0.
     shares: list[Array] = field(default_factory=list)
-    # Histogram of the distances of floats: at index b, the number of elements whose distance in ulp
+    # Histogram of the distances of floats: item b is the number of elements whose distance in ulp
     # has b bits.
     ulp_counts: list[int] = field(default_factory=list)
     # The worst elements, each preceded by its sort key.
@@ -502,7 +509,7 @@ class _Statistics:
         size = np.where(np.isfinite(size), size, 0.0)
         with np.errstate(all="ignore"):
             needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
-            # The quotient may be rounded down; the second next number is always sufficient.
+            # If the quotient was rounded down, the second larger number is always sufficient.
             short = atol + needed * size < distance
             needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
             self._raise(needed_rtol=needed)
@@ -513,7 +520,7 @@ class _Statistics:
 
 
 def _without_tensors(tolerance: Tolerance | None) -> Tolerance | None:
-    """Return a tolerance; if it refers to tensors of the case, return a description of it."""
+    """Return a description of a tolerance, without references to tensors of the case."""
     match tolerance:
         case ErrorBound():
             return bound_without_limits(tolerance.factor, tolerance.provenance)
@@ -534,8 +541,9 @@ def _plain(element: Array) -> object:
 def absolute_distance(expected: Array, actual: Array) -> Array:
     """Return ``|actual - expected|`` as float64.
 
-    The distance is 0 between NaN and NaN and between equal infinities, inf if only one value is
-    finite or the values are otherwise not comparable, and 1 between unequal strings or booleans.
+    The distance is 0 between NaN and NaN, and between equal infinities. Between unequal strings or
+    booleans, it is 1. If only one value is finite, or if the values cannot be compared for another
+    reason, the distance is infinite.
     """
     kind = kind_of(expected.dtype)
     if kind is NumberKind.INTEGER:
@@ -565,9 +573,9 @@ def _share_of_limit(distance: Array, limit: Array) -> Array:
 
 
 def _nearest(branch: Branch, actual: Array) -> tuple[Array, Array, Array | None]:
-    """Return the value, limit and label of the accepted result nearest to each element.
+    """Return the value, limit and label of the nearest accepted result for each element.
 
-    Distances are measured in units of the limits.
+    The nearest result has the smallest ratio of distance to limit.
     """
     expected, limit, alternative = branch.expected, branch.limit, branch.otherwise
     labels = None
@@ -601,7 +609,7 @@ def _differs_in_sign_of_zero(expected: Array, actual: Array) -> Array:
 
 
 def _ulp_distance(expected: Array, actual: Array) -> Array:
-    """Return the distance of two values of a float dtype in representable values, as uint64.
+    """Return the distances of values of a float dtype in representable values, as uint64.
 
     The two zeros count as one value. The result is meaningless for values that are not finite.
     """
@@ -621,7 +629,8 @@ def _rank(array: Array) -> Array:
     """Return the ordinal numbers of values of a float dtype, as uint64."""
     bits = array.view(f"u{array.dtype.itemsize}").astype(np.uint64)
     sign = _sign_bit(array.dtype)
-    # Floats have a sign and a magnitude: negative values count down from zero, positive ones up.
+    # Floats are stored as sign and magnitude. Negative values count down from zero, and positive
+    # values count up.
     return np.where(bits & sign, sign - (bits & (sign - np.uint64(1))), sign + bits)
 
 

@@ -1,4 +1,4 @@
-"""Write files atomically, show their paths, and run Python files as modules."""
+"""Atomic writing of files, checks of output paths, and running Python files as modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unicodedata import normalize
 
 from onnxopt_cli.errors import UsageError
 
-# Seconds that opening a pipe waits for a reader.
+# Number of seconds for which opening a pipe waits for a reader.
 _READER_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 
@@ -27,12 +27,13 @@ _POLL_SECONDS = 0.05
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, new: bool = False) -> None:
     """Write a file completely or not at all, with the permissions of a new file.
 
-    An existing pipe or device, such as ``/dev/stderr``, is written to and not replaced. If a pipe
-    has no reader, the function waits for a reader for up to 5 seconds.
+    If the path is an existing pipe or device, such as ``/dev/stderr``, the data are written to it,
+    and it is not replaced. If a pipe has no reader, the function waits for a reader for up to 5
+    seconds.
 
     Args:
         path: path of the file.
-        data: content of the file, in one piece or in several pieces.
+        data: content of the file, as bytes or as several pieces.
         new: whether the file must not exist yet.
 
     Raises:
@@ -66,11 +67,11 @@ def require_unused(outputs: Iterable[tuple[str, Path]], files: Iterable[Path]) -
     """Check that no output replaces another output or a file that the command uses.
 
     Args:
-        outputs: the option of each output, as the user wrote it, and the output's path.
+        outputs: for each output, the option as the user wrote it, and the path.
         files: other files that the command reads or writes; some may not exist.
 
     Raises:
-        UsageError: naming the first output that would replace a file.
+        UsageError: if an output would replace a file; the message names the first such output.
     """
     identities = set(map(_identity, files))
     for option, path in outputs:
@@ -83,7 +84,7 @@ def require_unused(outputs: Iterable[tuple[str, Path]], files: Iterable[Path]) -
 
 
 def _identity(path: Path) -> str:
-    """Return a text that is equal for all paths of a file, even if the file system ignores case."""
+    """Return the same text for all paths of a file, even if the file system ignores case."""
     return normalize("NFC", os.path.realpath(path)).casefold()
 
 
@@ -91,8 +92,9 @@ def require_writable_file(option: str, path: Path) -> None:
     """Check, before the work begins, that a file can be written, and create its folder.
 
     Raises:
-        UsageError: naming the option, if the path is a folder, its folder cannot be created (see
-            :func:`create_last_folder`), or a file cannot be created in it.
+        UsageError: if the path is a folder, if its folder cannot be created (see
+            :func:`create_last_folder`), or if a file cannot be created in its folder. The message
+            names the option.
     """
     if path.is_dir():
         raise UsageError(f"{option} cannot write {path}: it is a folder")
@@ -118,8 +120,8 @@ def require_output_folder(option: str, folder: Path) -> None:
     """Check that files can be written to a folder, which the first file will create.
 
     Raises:
-        UsageError: naming the option, if the folder cannot be created (see
-            :func:`create_last_folder`) or written to.
+        UsageError: if the folder cannot be created (see :func:`create_last_folder`), or if files
+            cannot be written to it. The message names the option.
     """
     path = folder.absolute()
     try:
@@ -132,9 +134,9 @@ def require_output_folder(option: str, folder: Path) -> None:
 
 
 def create_last_folder(folder: Path) -> None:
-    """Create a folder for output unless the folder exists; the folders above it must exist.
+    """Create a folder for output if it is missing; the folder above it must exist.
 
-    A path that lacks several folders is most likely mistyped.
+    If several folders of a path are missing, the path is most likely mistyped.
 
     Raises:
         OSError: if the folder cannot be created, or the folder above it does not exist.
@@ -150,7 +152,7 @@ def _require_folder_above(folder: Path) -> None:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path relative to the working directory; a path outside of it is unchanged.
+    """Return a path relative to the working directory, or an outside path unchanged.
 
     Readers of reports assume that the working directory is the root of a repository.
     """
@@ -161,17 +163,16 @@ def shown_path(path: Path) -> str:
 def working_folder() -> str:
     """Return the working directory; empty if it no longer exists."""
     with contextlib.suppress(OSError):
-        # A report may call this function for 100,000 cases, and pathlib would parse the path in
-        # each call.
+        # A report may call this function for 100,000 cases. pathlib would parse the path each time.
         return os.getcwd()  # noqa: PTH109
     return ""
 
 
-# Results are cached, because a file has many cases.
+# Results are cached, because many cases have the same path.
 @lru_cache
 def _shown_from(path: Path, directory: str) -> str:
     for absolute in (os.path.abspath, os.path.realpath):
-        # The path in a log may be invalid.
+        # A path from a log may be invalid.
         with contextlib.suppress(OSError, ValueError):
             inner = os.path.relpath(absolute(path), directory)
             if inner.split(os.sep, 1)[0] != os.pardir:
@@ -182,7 +183,8 @@ def _shown_from(path: Path, directory: str) -> str:
 def run_file(path: Path, name: str) -> ModuleType:
     """Return a Python file as a module.
 
-    The file runs only in the first call with this name, and again if it raised an exception.
+    The file runs only in the first call with this name. If it raises an exception, the next call
+    runs it again.
     """
     if name not in sys.modules:
         loader = SourceFileLoader(name, str(path))
@@ -233,7 +235,7 @@ def _write(path: Path, pieces: Iterable[bytes]) -> None:
         with contextlib.suppress(OSError):
             os.link(descriptors / str(descriptor), path, src_dir_fd=descriptor)
             return
-        # The file system or the container does not allow naming an unnamed file.
+        # The file system or the container does not allow giving a name to an unnamed file.
         os.lseek(descriptor, 0, os.SEEK_SET)
         copy = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         with os.fdopen(copy, "wb") as named, os.fdopen(os.dup(descriptor), "rb") as unnamed:

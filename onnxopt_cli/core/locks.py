@@ -22,10 +22,10 @@ _POLL_SECONDS = 0.05
 
 
 def lock_folder(folder: Path | str) -> int:
-    """Lock a folder, but not a link to a folder, and return the descriptor that holds the lock.
+    """Lock a folder, and return the descriptor that holds the lock; a link is not followed.
 
     Raises:
-        BlockingIOError: if another process holds the lock, or has just replaced the folder.
+        BlockingIOError: if another process holds the lock, or replaced the folder during the call.
         ImportError, OSError: if the system or the file system does not support such locks.
     """
     import fcntl

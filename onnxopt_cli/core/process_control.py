@@ -1,7 +1,7 @@
 """Control of processes: helpers, signals, and the adoption and death of processes on Linux.
 
-A helper process is a fork that works for this process, ends with it, and ignores Ctrl-C. On systems
-other than Linux, the functions that use prctl or unshare have no effect.
+A helper process is a fork of this process. It works for this process, ends with it, and ignores
+Ctrl-C. On systems other than Linux, the functions that use prctl or unshare have no effect.
 
 This module imports as little as possible, because the supervisor of every worker loads it.
 """
@@ -35,7 +35,7 @@ def become_subreaper() -> bool:
 
 
 def can_become_subreaper() -> bool:
-    """Test whether processes can adopt orphans, by setting the current state again."""
+    """Return whether processes can adopt orphans, tested by setting the current state again."""
     if sys.platform != "linux":
         return False
     adopts = ctypes.c_int()
@@ -45,7 +45,7 @@ def can_become_subreaper() -> bool:
 
 
 def can_close_to_others() -> bool:
-    """Test whether processes can deny inspection, by setting the current state again."""
+    """Return whether processes can deny inspection, tested by setting the current state again."""
     if sys.platform != "linux":
         return False
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
@@ -74,8 +74,8 @@ def end_with(parent: int, number: signal.Signals) -> None:
 def close_to_others() -> None:
     """Deny other processes of this user access to the memory and the open files of this process.
 
-    A process becomes accessible again when it executes another program, so workers remain
-    accessible.
+    A process becomes accessible again when it executes another program. Workers execute another
+    program, and are therefore accessible.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
@@ -94,13 +94,13 @@ _exceptions_are_lost = ContextVar("_exceptions_are_lost", default=False)
 
 
 def claim_process() -> None:
-    """Declare that this process runs an onnxopt command, not a program that imports onnxopt."""
+    """Declare that this process runs the command onnxopt, not a program that imports onnxopt."""
     global _is_command  # noqa: PLW0603 - a property of the process
     _is_command = True
 
 
 def claimed() -> bool:
-    """Return whether this process runs an onnxopt command."""
+    """Return whether this process runs the command onnxopt."""
     return _is_command
 
 
@@ -108,7 +108,7 @@ def fork_helper(work: Callable[[], object]) -> int:
     """Fork a process that calls a function, and return its process id.
 
     The helper ends when this process ends, even if this process is killed. The helper ignores
-    Ctrl-C, and cannot be inspected by backends.
+    Ctrl-C, and backends cannot inspect it.
 
     Args:
         work: the function; the helper ends when the function returns or raises an exception.
@@ -118,16 +118,16 @@ def fork_helper(work: Callable[[], object]) -> int:
     """
     parent = os.getpid()
     with held_signals(), warnings.catch_warnings():
-        # Python warns if a process with threads forks. NumPy's libraries prepare their threads for
-        # a fork.
+        # Python warns if a process with threads forks. Only NumPy's libraries have threads, and
+        # these libraries support forks.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
         if process:
             STARTED.add(process)
             return process
         try:
-            # Garbage collection is disabled, because it would touch, and so copy, all memory of the
-            # parent.
+            # Exclude existing objects from garbage collection, which would otherwise write to, and
+            # so copy, all memory of the parent.
             gc.freeze()
             begin_helper(parent)
             work()
@@ -165,7 +165,7 @@ def held_signals() -> Iterator[None]:
 def losing_exceptions() -> Iterator[None]:
     """Mark a call into a library that suppresses exceptions of signal handlers.
 
-    Signal handlers postpone their exceptions until the call has returned.
+    During the call, signal handlers postpone their exceptions.
     """
     token = _exceptions_are_lost.set(True)
     try:
@@ -175,5 +175,5 @@ def losing_exceptions() -> Iterator[None]:
 
 
 def exceptions_are_lost() -> bool:
-    """Return whether :func:`losing_exceptions` is active; signal handlers call this function."""
+    """Return whether :func:`losing_exceptions` is active, for signal handlers."""
     return _exceptions_are_lost.get()

@@ -1,4 +1,4 @@
-"""Progress of long operations; the caller decides how to show it."""
+"""Progress of long operations; the caller decides how to show the progress."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeAlias
 
-#: A function that opens a progress display, given the names of an activity and of a kind of items.
-#: The value of the context is a function that is called with the number of completed items and the
-#: total number of items, which is None if unknown.
+#: A function that opens a progress display as a context manager. Its arguments name an activity and
+#: a kind of items. The context manager yields a function, which is called with the number of
+#: completed items and the total number of items (None if unknown).
 OpenProgress: TypeAlias = Callable[
     [str, str], AbstractContextManager[Callable[[int, int | None], object]]
 ]

@@ -1,7 +1,7 @@
 """A run as data, from which all reports are rendered, and its JSON in logs and reports.
 
-The schema of logs has validated the JSON that is read here; this module adds the checks that a
-schema cannot express.
+This module expects JSON that the schema of logs has validated. It adds the checks that a schema
+cannot express.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class BackendIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause of some failing cases of a backend in an operator.
+    """A cause of failures of a backend in an operator.
 
     Attributes:
         found: description of the cause, without a count.
-        cases: ids of the failing cases.
+        cases: ids of the failing cases that the cause explains.
         known_mistakes: names of the known mistakes that together reproduce the failures; empty for
             a failure condition.
     """
@@ -84,8 +84,8 @@ class Explanation:
         backend: the backend's name.
         operator: the operator's name.
         causes: the causes; each cause lists the failing cases that no earlier cause explains.
-        others: number of failing cases without a cause, by state (``not explained``, ``not
-            tried``), then by kind of case (``trajectory``).
+        others: number of failing cases without a cause. The outer keys are states (``not
+            explained``, ``not tried``), and the inner keys are kinds of cases (``trajectory``).
         note: remark on an unsuccessful or interrupted search; may be empty.
         complete: False if the time limit ended the search.
     """
@@ -179,18 +179,19 @@ class RunRecord:
         options: settings of the run, from ``RunConfig.to_json``.
         results: results in the order of their arrival.
         problems: faults of case files from which no case could be loaded.
-        findings: entries of expectation files that no longer apply: stale, expired, duplicate.
+        findings: entries of expectation files that no longer apply, because they are stale, expired
+            or duplicate.
         explanations: explanations of failures.
         exit_code: the exit code; None for an unfinished run.
         started: start in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
-        ended: end in UTC, in the same form; empty for an unfinished run and if unknown.
+        ended: end in UTC, in the same form; empty if the run is unfinished or the end is unknown.
         hostname: name of the machine; empty if unknown.
         origin: commit, branch and job of a run on a CI server; may be empty.
         left_out: for each excluded capability, the number of cases that need it and the reason.
 
     Raises:
-        ValueError: if two results have the same case and backend, or two backends the same name,
-            since a report could not distinguish them.
+        ValueError: if two results have the same case and backend, or if two backends have the same
+            name. A report could not distinguish them.
     """
 
     versions: Mapping[str, str]
@@ -225,7 +226,7 @@ def require_once(keys: Iterable[object]) -> None:
         unique.add(key)
 
 
-# Results are cached, since a file has many cases.
+# Results are cached, because many cases have the same path.
 _path = lru_cache(Path)
 # The shape in the description of a tensor such as `float32[2,3]`.
 _SHAPE = re.compile(r"\w+\[([0-9,]{0,400})\]")
@@ -240,7 +241,10 @@ def number_to_json(number: object) -> Any:
 
 
 def number_from_json(data: Any) -> Any:
-    """Return the argument of :func:`number_to_json`; a complex number remains text."""
+    """Return the number from which :func:`number_to_json` made the data.
+
+    A complex number remains text.
+    """
     return _SPECIAL.get(data, data) if isinstance(data, str) else data
 
 
@@ -249,12 +253,12 @@ def value_to_json(value: Value) -> Any:
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # An output of a type without a JSON form is a failure, and its Diff states the type.
+        # An output with such a type is a failure, and its Diff states the type.
         return None
 
 
 def value_from_json(data: Any) -> Value:
-    """Return the argument of :func:`value_to_json`.
+    """Return the value from which :func:`value_to_json` made the data.
 
     Raises:
         ValueError: if the data are invalid.
@@ -296,7 +300,9 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def result_from_json(data: Any) -> Result:
-    """Return the result that :func:`result_to_json` converted; error bounds have only a factor.
+    """Return the result from which :func:`result_to_json` made the data.
+
+    Error bounds of the result have a factor, but no limits for elements.
 
     Args:
         data: a JSON object that conforms to the schema.
@@ -327,7 +333,7 @@ def result_from_json(data: Any) -> Result:
 
 
 def _content_from_json(data: Any) -> CaseContent | None:
-    # Logs state no content for passes, and older logs state none for failures.
+    # Logs do not contain the content of cases that pass. Older logs never contain it.
     if data is None:
         return None
     nodes = ((str(name), str(attributes)) for name, attributes in data["nodes"])
@@ -336,15 +342,15 @@ def _content_from_json(data: Any) -> CaseContent | None:
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
-    """Return an explanation as a JSON object, with derived fields for other programs."""
+    """Return an explanation as a JSON object, including derived fields for other programs."""
     derived = {name: getattr(explanation, name) for name in ("text", "known_mistakes", "cases")}
-    # asdict is not used, because it would convert a Counter to a Counter of its pairs.
+    # asdict would convert a Counter to a Counter of its pairs.
     other_counts = {reason: dict(kinds) for reason, kinds in explanation.others.items()}
     return {**asdict(explanation), **derived, "others": other_counts}
 
 
 def explanation_from_json(data: Any) -> Explanation:
-    """Return the argument of :func:`explanation_to_json`; the schema has validated the data."""
+    """Return the explanation from which :func:`explanation_to_json` made the validated data."""
     causes = (
         Cause(cause["found"], tuple(cause["cases"]), tuple(cause["known_mistakes"]))
         for cause in data["causes"]
@@ -370,8 +376,7 @@ def _diff_to_json(diff: Diff) -> dict[str, Any]:
 
 
 def _diff_from_json(data: Any) -> Diff:
-    # Positional arguments are used because they are faster than keywords, and a log may have very
-    # many diffs.
+    # A log may have very many diffs, and positional arguments are faster than keywords.
     name, kind, structure, tolerance, *numbers, counts, worst = _from_diff(data)
     if str in map(type, numbers):
         numbers = list(map(number_from_json, numbers))
@@ -390,7 +395,7 @@ def _diff_from_json(data: Any) -> Diff:
 
 
 def _contradiction(diff: Diff) -> str:
-    """Return a description of statements about an output that contradict each other."""
+    """Describe a contradiction between the fields of a Diff; empty if there is none."""
     counts = {
         "mismatches": diff.mismatches,
         "inconclusive elements": diff.inconclusive,

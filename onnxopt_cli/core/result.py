@@ -27,7 +27,7 @@ class Location:
 
     @classmethod
     def parse(cls, text: str) -> Location:
-        """Return the location that ``str`` converts to this text."""
+        """Return the location from which ``str`` made a text."""
         path, colon, line = text.rpartition(":")
         if path and colon and line.isascii() and line.isdigit():
             return cls(Path(path), int(line[:9]))
@@ -52,10 +52,10 @@ class Outcome(StrEnum):
     NOT_RUN = "not-run"
 
 
-# The following five kinds have no outcome in common and together contain every outcome.
+# Each outcome belongs to exactly one of the following five kinds.
 #: Outcomes that do not count as failures of the backend.
 HARMLESS = frozenset({Outcome.PASS, Outcome.SKIP})
-#: Outcomes of a backend that returned outputs which are not accepted.
+#: Outcomes of a backend whose outputs are not accepted.
 WRONG_RESULTS = frozenset({Outcome.FAIL, Outcome.VACUOUS})
 #: Outcomes of a backend that rejected the model or raised an exception.
 RAISED = frozenset({Outcome.UNSUPPORTED, Outcome.ERROR})
@@ -65,8 +65,8 @@ PROCESS_FAILURES = frozenset(
 )
 #: Outcomes caused by the case file or the run, not by the backend.
 NOT_ITS_FAULT = frozenset({Outcome.INVALID, Outcome.NOT_RUN})
-#: The kinds of outcomes in the order of reports: wrong values, which are the most informative, come
-#: first, and errors such as a missing operator come last.
+#: The kinds of outcomes in the order of reports. Wrong values come first, because they are most
+#: informative. Errors, such as a missing operator, come last.
 KINDS_OF_OUTCOMES = (WRONG_RESULTS, HARMLESS, NOT_ITS_FAULT, PROCESS_FAILURES, RAISED)
 
 #: Outcomes whose causes are sought, in the order of the search.
@@ -76,11 +76,12 @@ SETTLED = NOT_ITS_FAULT | {Outcome.UNSUPPORTED, Outcome.SKIP}
 
 #: Beginning of the line that states the file and line of the backend's code that raised an error.
 RAISED_AT = "raised at "
-#: Beginning of the note of a pass that has only absolute accuracy, because a common implementation
-#: of the operator, such as the sigmoid computed by tanh, has no relative accuracy for the inputs.
+#: Beginning of the note of a pass whose outputs have only absolute accuracy. Such outputs are
+#: accepted because a common implementation, such as the sigmoid computed by tanh, has no relative
+#: accuracy for the inputs.
 ABSOLUTE_ONLY = "absolute accuracy only"
-#: Beginning of the note of a pass with inconclusive elements, and of the message of a case whose
-#: elements are all inconclusive.
+#: Beginning of the note of a pass with inconclusive elements, and of the message of a case in which
+#: all elements are inconclusive.
 INCONCLUSIVE = "inconclusive: "
 #: Beginning of the message of a result whose backend did not start; the reason follows.
 NOT_STARTED = "the backend could not be started: "
@@ -100,7 +101,7 @@ class Standing(StrEnum):
 
 #: The first part of the id of a result that concerns a backend's worker instead of a case.
 OUTSIDE_CASES = "worker"
-#: Ids of the results that concern a worker: the end of the worker, and events between cases.
+#: Ids of the results that concern a worker: its end, and events between cases.
 OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")
 
 
@@ -130,25 +131,27 @@ class Result:
         backend: the backend's specification.
         outcome: what happened.
         lowered: True if the backend ran primitive operators instead of the operator.
-        message: the reason for any outcome but a plain pass. The message about wrong outputs begins
-            with the text of :func:`wrong_outputs`.
+        message: the reason for the outcome; empty for a plain pass. If outputs are wrong, the
+            message begins with the text of :func:`wrong_outputs`.
         diffs: comparisons of the outputs; empty if the backend returned none.
-        returned: the backend's outputs, kept for the explanation of a failure.
+        returned: the backend's outputs, which the explanation of a failure needs.
         curve: for a trajectory, the largest error / tolerance by recorded step; otherwise empty.
         seconds: wall time in the backend.
-        printed: the end of the backend's output to stdout and stderr, if it may explain a failure.
-        flaky: why the outcome is not reliable, from reruns: ``2 of 5 runs passed``, ``fails only
-            after CASE``; may be empty.
+        printed: the end of the text that the backend printed to stdout and stderr, if the text may
+            explain a failure.
+        flaky: why the outcome is not reliable, according to reruns: ``2 of 5 runs passed``, ``fails
+            only after CASE``; may be empty.
         standing: the outcome compared with the expectation; None without expectation files.
         expectation: text and location of the expectation that applies to the case.
         capabilities: capabilities that the case needs beyond one node with float32 tensors.
-        note: qualification of the outcome: ``contested: reading 2 of 2 (...)``, or
-            :data:`ABSOLUTE_ONLY` with the identity, or :data:`INCONCLUSIVE` with a number of
-            elements; may be empty.
-        content: the content of the case; None for a pass, and if it is unknown.
+        note: a qualification of the outcome, which may be empty. It is ``contested: reading 2 of 2
+            (...)``, :data:`ABSOLUTE_ONLY` followed by an identity, or :data:`INCONCLUSIVE` followed
+            by a number of elements.
+        content: the content of the case; None for a pass, or if the content is unknown.
         opset: the older opset to which the model was converted for the backend; 0 if the model ran
             in its own opset.
-        batch: the number of cases whose models ran as one model; 0 for a case that ran alone.
+        batch: the number of cases whose models ran together as one model; 0 for a case that ran
+            alone.
     """
 
     case: str
@@ -196,10 +199,11 @@ class Result:
 
 
 def with_shared(result: Result, **shared: object) -> Result:
-    """Set fields of a result in place, and return the result, which no other code may hold yet.
+    """Set fields of a frozen result in place, and return the result.
 
-    Readers of logs use this function to let results share equal objects. ``dataclasses.replace``
-    would take most of the time of reading a large log.
+    No other code may hold the result yet. Readers of logs use this function to let results share
+    equal objects. Without it, ``dataclasses.replace`` would take most of the time that reading a
+    large log takes.
     """
     for name, value in shared.items():
         object.__setattr__(result, name, value)
@@ -207,10 +211,10 @@ def with_shared(result: Result, **shared: object) -> Result:
 
 
 def worse(earlier: Result | None, later: Result) -> Result:
-    """Return which of two results with the same id, one of OUTSIDE_IDS, is kept.
+    """Return which of two results is kept, if both have the same id from OUTSIDE_IDS.
 
-    The later result is kept if only the earlier result conforms; otherwise, the earlier result is
-    kept.
+    If the earlier result conforms and the later result does not, the later result is kept.
+    Otherwise, the earlier result is kept.
     """
     if earlier is None or (earlier.conforms and not later.conforms):
         return later
@@ -231,10 +235,10 @@ class Element:
         index: the position of the element; empty for a scalar.
         expected: a Python number, bool or string.
         actual: a Python number, bool or string.
-        absolute: ``|actual - expected|``; inf or nan if it is not a finite number.
-        relative: ``absolute / |expected|``; inf where expected is zero and absolute is not.
+        absolute: ``|actual - expected|``; may be inf or nan.
+        relative: ``absolute / |expected|``; inf if ``expected`` is zero and ``absolute`` is not.
         ulp: distance in representable values of the dtype; None unless the dtype is a float.
-        limit: the largest allowed absolute error; None if the tolerance defines none.
+        limit: the largest allowed absolute error; None if the tolerance has no absolute limit.
         wrong: True if the tolerance rejects the element.
     """
 
@@ -253,13 +257,13 @@ class Diff:
     """The comparison of one tensor of an output, or of one part of a sequence, optional or map.
 
     Attributes:
-        name: the output, with the path into it: ``X_new``, ``list_out[2]``.
+        name: the name of the output, with the path of the part: ``X_new``, ``list_out[2]``.
         kind: expected type and shape: ``float32[2,3]``.
-        structure: the reason why the values were not compared; None if they were.
+        structure: the reason why the values were not compared; None if they were compared.
         tolerance: the tolerance of the values; None if they must be equal.
         elements: number of elements.
         mismatches: number of elements that the tolerance rejects.
-        max_absolute: largest ``|actual - expected|``; inf if only one of them is finite.
+        max_absolute: largest ``|actual - expected|``; inf if only one of the two values is finite.
         max_relative: largest ``|actual - expected| / |expected|``.
         max_ulp: largest distance in representable values; None unless the dtype is a float.
         needed_rtol: smallest rtol that passes with the tolerance's atol; None if no finite rtol
@@ -270,11 +274,12 @@ class Diff:
         tolerance_used_median: median error / tolerance. For a large tensor with errors in most
             elements, this may be an upper bound, because few limits are derived.
         inconclusive: number of examined elements that the case cannot judge, because their limit is
-            infinite or at least half the expected value. Elements that are bitwise equal, and most
-            elements of a large tensor with small errors, are examined only on request.
-        ulp_counts: at index ``b`` the number of elements whose distance in representable values
-            has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ...; elements of which only one value is finite
-            are not counted. Empty unless the dtype is a float.
+            infinite or is at least half the expected value. By default, elements are not examined
+            if they are bitwise equal, and most elements of a large tensor are not examined if their
+            errors are small.
+        ulp_counts: a histogram of the distances in representable values. Item ``b`` is the number
+            of elements whose distance has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ... An element is not
+            counted if only one of its values is finite. Empty unless the dtype is a float.
         worst: the elements with the largest errors, worst first.
         accepted: number of elements that agree with an alternative accepted result, by its label.
             Logs omit the field ``accepted``, because the note of a result contains the text of
@@ -319,7 +324,7 @@ def place(index: Sequence[int], steps: Sequence[int] = ()) -> str:
 
 
 def wrong_outputs(diffs: Sequence[Diff], steps: Sequence[int] = ()) -> str:
-    """Return a line with the wrong outputs, their numbers of wrong elements and worst elements.
+    """Return a line with the number of wrong elements and the worst element of each wrong output.
 
     Args:
         diffs: comparisons of the outputs.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 # separators that some terminals interpret as line ends.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 # Invisible letters and marks: the characters that Unicode calls default ignorable, except format
-# characters. Default ignorable characters include variation selectors; a sequence of variation
-# selectors can hide any text.
+# characters. They include variation selectors, and a sequence of variation selectors can hide any
+# text.
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"
@@ -20,14 +20,14 @@ _INVISIBLE = re.compile(
 # The last two code points of each plane are not characters; XML cannot represent them.
 _NONCHARACTER_BITS = 0xFFFE
 _MAX_TEXT_CHARS = 4000
-# Largest number of characters of a text of several lines, which may be a stack trace.
+# Maximum number of characters of a text with several lines, such as a stack trace.
 _MAX_LINES_CHARS = 32_000
 # Number of characters that are reserved for the note on omitted characters.
 _NOTE_CHARS = 60
 _ASCII_LIMIT = 128
 _LINE_END = re.compile(r"[\r\n]")
-# The beginnings of commands to CI servers in the output of a program. GitHub interprets lines that
-# begin with two colons; Azure, TeamCity and older GitHub runners interpret ##[word] and ##vso[word]
+# The output of a program may contain commands to CI servers. GitHub interprets lines that begin
+# with two colons. Azure, TeamCity and older GitHub runners interpret ##[word] and ##vso[word]
 # anywhere. Blanks, the frame of a panel, and colour escapes may precede the colons.
 _AT_LINE_START = re.compile(r"((?:^|\r)(?:[\s\u2500-\u259f]|\x1b\[[\d;]*m)*):(?=:)", re.MULTILINE)
 _ANYWHERE = re.compile(r"#(?=#\w*\[)")
@@ -38,12 +38,12 @@ _ATTACHMENT = "[[ATTACHMENT|"
 def printable(text: str, *, lines: bool = False) -> str:
     r"""Return a text with visible escapes for all invisible or harmful characters.
 
-    A very long text keeps its beginning and its end, because the last line of a stack trace is the
-    most informative line.
+    A very long text loses its middle part. The end is kept, because the last line of a stack trace
+    is the most informative line.
 
     Args:
         text: any text.
-        lines: whether line ends are kept, and tabs are expanded, instead of being escaped.
+        lines: whether line ends are kept and tabs are expanded; otherwise, both are escaped.
     """
     if (
         len(text) <= _MAX_TEXT_CHARS
@@ -86,7 +86,7 @@ def _may_command(text: str) -> bool:
 
 
 def clipped(text: str, longest: int = _MAX_TEXT_CHARS, space: str = " ") -> str:
-    """Return the beginning and the end of a text that is too long.
+    """Return a text; if it is too long, return only its beginning and its end.
 
     Args:
         text: any text.
@@ -102,7 +102,7 @@ def clipped(text: str, longest: int = _MAX_TEXT_CHARS, space: str = " ") -> str:
 
 
 def command_line(words: Iterable[str]) -> str:
-    r"""Return words as a printable shell command in one line.
+    r"""Return words as a shell command in one line, which is printable.
 
     A word with hidden characters is quoted for bash, ksh and zsh: ``$'a\x0a'``.
     """
@@ -126,7 +126,7 @@ def _quoted(word: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
-    """Return a hint with the known name that is most similar to a misspelt one.
+    """Return a hint that suggests the known name most similar to a misspelt name.
 
     Letter case does not matter.
 
@@ -144,17 +144,17 @@ def nearest(name: str, known: Iterable[str], otherwise: str = "", cutoff: float 
 
 
 def abbreviated(text: str, max_chars: int = 80) -> str:
-    """Return text from a file in a printable and short form that a message can quote."""
+    """Return a printable and short form of text from a file, for a message."""
     return printable(text if len(text) <= max_chars else f"{text[:max_chars]}...")
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names from a file separated by commas, printable and short."""
+    """Return a printable and short form of names from a file, separated by commas."""
     return abbreviated(", ".join(names), max_chars=200)
 
 
 def some_of(names: Sequence[str], most: int) -> str:
-    """Return the first ``most`` names, printable, and the number of names left out."""
+    """Return the first ``most`` names in printable form, and the number of further names."""
     text = ", ".join(map(printable, names[:most]))
     return f"{text} and {len(names) - most} more" if len(names) > most else text
 
@@ -165,8 +165,8 @@ class FreeNames:
     Args:
         form: format of a name with a number, as in ``"{} ({})"``.
         taken: names that are already in use.
-        alike: function such as ``str.casefold``; names for which it returns the same result count
-            as equal.
+        alike: function such as ``str.casefold``. Names count as equal if the function returns the
+            same result for them.
     """
 
     def __init__(
@@ -177,9 +177,7 @@ class FreeNames:
         self._numbers: dict[tuple[str, ...], int] = {(alike(name),): 1 for name in taken}
 
     def __call__(self, name: str, *within: str) -> str:
-        """Return the name.
-
-        Return a name that is not in use; if necessary, append the first free number from 2 on.
+        """Return the name; if it is in use, append the first free number from 2 on.
 
         Args:
             name: the name.
@@ -204,7 +202,10 @@ def _is_hidden(character: str) -> bool:
 
 
 def exception_text(error: BaseException) -> str:
-    """Return an exception's type and message, printable, even if its ``__str__`` raises."""
+    """Return the type and message of an exception as printable text.
+
+    The method ``__str__`` of the exception may raise another exception.
+    """
     name = type(error).__name__
     try:
         message = str(error)
@@ -214,7 +215,7 @@ def exception_text(error: BaseException) -> str:
 
 
 def exit_text(code: int) -> str:
-    """Return a description of the end of a process.
+    """Return a description of how a process ended.
 
     Args:
         code: exit code, or the negative number of a signal.

@@ -18,7 +18,7 @@ _SPECIAL_TEXTS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": m
 # Eight digits do not always identify a float32 or a double, but the example in the specification,
 # 314.15926, has eight digits, and ONNX Runtime writes at most eight.
 _SUFFICIENT_DIGITS = 8
-# A factor that exceeds 1 by more than the rounding errors of computing and comparing limits in
+# A factor for limits, which allows for the rounding errors of computing and comparing limits in
 # double.
 _COMPUTATION = 1 + 1e-7
 
@@ -70,12 +70,12 @@ class Branch:
 
     Attributes:
         expected: the expected values.
-        limit: largest allowed absolute errors, of the output's shape, float64; infinite where the
-            case cannot judge the element.
+        limit: largest allowed absolute errors, of the output's shape, float64. The limit is
+            infinite for an element that the case cannot judge.
         otherwise: alternative accepted values, of the same shape. Each element may match either
-            branch; an element without an alternative has the same value in both. An alternative is,
-            for example, the output with the opposite result of every comparison within rounding
-            error, or the result of a reformulation for infinite inputs.
+            branch; an element without an alternative has the same value in both branches. One
+            example is the output in which every comparison that rounding errors can change has the
+            opposite result. Another example is the result of a reformulation for infinite inputs.
         label: description of the elements that only this branch accepts; may be empty.
     """
 
@@ -88,9 +88,9 @@ class Branch:
     def inconclusive(self) -> Array:
         """Mask of the elements that a case cannot judge.
 
-        The limit of an element that a case cannot judge is infinite or at least half the expected
-        value, so that half of the expected value would pass. An expected zero is inconclusive only
-        if its limit is infinite.
+        The limit of such an element is infinite, or is at least half the expected value, so that
+        half the expected value would pass. If zero is expected, the element is inconclusive only if
+        its limit is infinite.
         """
         size = np.abs(self.expected.astype(np.float64))
         inconclusive = np.isinf(self.limit) | (
@@ -127,14 +127,15 @@ class ErrorBound:
     """A limit for each element, derived from a formula or from a condition estimate.
 
     Attributes:
-        at: function from flat indices to the accepted values at these indices. Elements that are
-            bitwise equal need no limit, so the function is usually called only for the other
-            elements.
-        factor: the limit in units of the error bound or of the condition estimate; 0 if the output
-            must be exact.
+        at: function from flat indices to the accepted values at these indices. The function is
+            usually called only for elements that are not bitwise equal, because bitwise equal
+            elements need no limit.
+        factor: the limit as a multiple of the error bound or of the condition estimate; 0 if the
+            output must be exact.
         provenance: the source of the limit.
-        least: lower bound of limit / magnitude of all elements; 0 if unknown. Elements whose error
-            / magnitude is below ``least`` are within their limits, which need not be derived.
+        least: lower bound of the quotient limit / magnitude over all elements; 0 if unknown. If the
+            quotient error / magnitude of an element is below ``least``, the element is within its
+            limit, which need not be derived.
     """
 
     at: Callable[[Array], Branch]
@@ -152,15 +153,15 @@ class ErrorBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """The tolerance of an output that a test judges: random numbers, or elements in any order.
+    """The tolerance of an output that a function tests: random numbers, or elements in any order.
 
     Attributes:
         distribution: a description of the distribution or of the elements.
         test: function from a sample of the output's dtype and shape to a description of its
             defect; empty for an accepted sample.
         provenance: the source of the expected distribution.
-        beside: function from all outputs by name to a description of a contradiction between them;
-            empty without a contradiction.
+        beside: function from all outputs by name to a description of a contradiction between the
+            outputs; empty if there is none.
     """
 
     distribution: str
@@ -174,17 +175,18 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NumberText:
-    """A tolerance of texts of floats, as from Cast; each text is judged by its number.
+    """A tolerance for the texts of floats, as from Cast; each text is judged by its number.
 
-    A text is right if its number is the value rounded up or down to the digits of the text, and if
-    there are enough digits: the number rounds to the value in the type of the value, or is within
-    half a unit of the eighth significant digit of the value.
+    A text is right if it meets two conditions. First, its number is the value, rounded up or down
+    to the digits of the text. Second, there are enough digits: either the number rounds to the
+    value in the type of the value, or it differs from the value by at most half a unit of the
+    eighth significant digit.
 
     Attributes:
         text_of: name of the type of the values.
-        values: the values, of the output's shape; None if the expected texts represent them.
-        rtol: additional relative tolerance if the model computes the values; 0 if they are inputs
-            or constants.
+        values: the values, of the output's shape; None if the expected texts state the values.
+        rtol: additional relative tolerance if the model computes the values; 0 if the values are
+            inputs or constants.
         provenance: the source of the tolerance.
     """
 
@@ -198,7 +200,7 @@ class NumberText:
         return f"the value that the text of a {self.text_of} states{computed} ({self.provenance})"
 
     def texts(self, stored: Array) -> Array:
-        """Return the shortest texts of the values, given the texts that a case stores."""
+        """Return the shortest texts of the values, which the texts in a case may state."""
         values = _stated_values(stored)[0].reshape(stored.shape)
         values = values if self.values is None else self.values
         return np.array([str(value) for value in values.reshape(-1)], object).reshape(values.shape)
@@ -210,7 +212,7 @@ class NumberText:
         return self.values.reshape(-1)[places].astype(np.float64)
 
     def judged(self, values: Array, actual: Array) -> tuple[Array, Array]:
-        """Return the errors of texts, infinite for a text that is not a number, and their limits.
+        """Return the errors of texts and their limits; the error of an invalid text is infinite.
 
         Args:
             values: the correct values, from :meth:`values_at`.
@@ -253,8 +255,9 @@ def _stated_value(text: str) -> float | None:
 def _last_unit(text: str) -> float:
     """Return the unit of the last nonzero digit of a text, divided by :data:`_COMPUTATION`.
 
-    A text that states a number rounded up or down has a rounding error of less than the unit of its
-    last nonzero digit. The result is 0 for the text of zero, and for a text that is not a number.
+    If a text states a number that was rounded up or down, its rounding error is less than the unit
+    of its last nonzero digit. The result is 0 for the text of zero, and for a text that is not a
+    number.
     """
     mantissa, separator, exponent = text.lower().partition("e")
     last = max(map(mantissa.rfind, "123456789"))

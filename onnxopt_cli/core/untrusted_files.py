@@ -1,4 +1,4 @@
-"""Files that other users may have written: checks of their owners, and reading within limits.
+"""Files that other users may have written: checks of ownership, and reading within limits.
 
 Only regular files are read, up to a maximum size, and only inside a given folder. Code from a file
 runs only if no other user can have written it, or if the user consents.
@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 from onnxopt_cli.core.text import printable
 
-#: The signature of a version of a file: device, inode, size, mtime_ns, ctime_ns. A program can
-#: reset mtime after a change, but not ctime. A signature of None denotes a file that changed while
+#: A signature identifies a version of a file by device, inode, size, mtime_ns and ctime_ns. After a
+#: change, a program can reset mtime, but not ctime. The signature is None if the file changed while
 #: it was read.
 Signature: TypeAlias = tuple[int, int, int, int, int] | None
 
@@ -26,7 +26,7 @@ class Malformed(Exception):
     """Raised if a file or message breaks its format.
 
     The message states the actual and the expected content, but not the location. The caller that
-    opened the file adds the location, and raises a :class:`onnxopt_cli.errors.Fault` instead.
+    opened the file adds the location, and reports a :class:`onnxopt_cli.errors.Fault`.
     """
 
 
@@ -42,20 +42,20 @@ PROTOBUF_LIMIT = 2**31 - 1
 # line ends.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
-#: The largest number of bytes that loading one case reads from files.
+#: The maximum number of bytes of files that are read to load one case.
 MAX_CASE_BYTES = 4 << 30
-#: The largest number of bytes that validating all cases of a case file reads from other files.
+#: The maximum number of bytes of other files that are read to validate all cases of a case file.
 MAX_CASE_FILE_BYTES = 16 << 30
 
 _WRITABLE_BY_ALL = stat.S_IWOTH
 _OVERFLOW_USER = 65534
-# The largest number of symbolic links in a path that Linux accepts.
+# The maximum number of symbolic links that Linux follows in a path.
 _MAX_LINKS = 40
-# File types that must not be writable by all users. Devices such as /dev/null may be writable,
+# Files of these types must not be writable by all users. Devices such as /dev/null may be writable,
 # because reading them does not return data that was written to them.
 _HOLD_CODE = {stat.S_IFREG, stat.S_IFDIR}
 
-# The signatures recorded so far by each active context of recorded().
+# For each active context of recorded(), the signatures that have been recorded.
 _records: list[dict[str, Signature]] = []
 # For each active context of reading_at_most(), the number of remaining bytes, and the limit.
 _allowances: list[list[int]] = []
@@ -107,8 +107,8 @@ def read_regular_file(
         links: whether symbolic links in the path are followed; otherwise they are an error.
 
     Raises:
-        Malformed: if the file is missing, unreadable, not regular or, as TooLarge, larger than the
-            limit.
+        Malformed: if the file is missing, unreadable or not regular; the subclass TooLarge, if the
+            file exceeds the limit.
     """
     with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         return read_exactly(descriptor, status.st_size)
@@ -125,12 +125,12 @@ def open_regular_file(
         flags: additional flags for ``os.open``.
         limit: the maximum size in bytes; None for no limit.
         links: whether symbolic links in the path are followed. Pass ``links=False`` for a path that
-            has been resolved and checked, because a part of the path may have been replaced by a
-            link since.
+            has been resolved and checked, because another program may have replaced a part of the
+            path by a link since then.
 
     Raises:
-        Malformed: if the file is missing, unreadable, not regular or, as TooLarge, larger than the
-            limit.
+        Malformed: if the file is missing, unreadable or not regular; the subclass TooLarge, if the
+            file exceeds the limit.
     """
     try:
         descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
@@ -156,7 +156,7 @@ def open_regular_file(
 
 
 def _open_without_links(path: Path) -> int:
-    """Open a file without following links, folder by folder from the root if the system can."""
+    """Open a file without following links; if possible, open folder by folder from the root."""
     if os.open not in os.supports_dir_fd or not path.is_absolute():
         return os.open(path, _FLAGS | getattr(os, "O_NOFOLLOW", 0))
     # Without O_PATH, as on macOS, all folders of the path must be readable.
@@ -207,7 +207,7 @@ def read_into(descriptor: int, room: memoryview) -> None:
 
 
 def contained_path(folder: Path, text: str) -> Path:
-    """Return the file that a relative path names, with all symbolic links resolved.
+    """Return the file that a relative path names; all symbolic links are resolved.
 
     Args:
         folder: the folder of the case file.
@@ -253,11 +253,11 @@ def foreign(path: Path) -> str:
     """Return why another user may have written a file; empty if no other user could.
 
     If the path is a link, its target is checked, too. A file and its folder must belong to this
-    user or root. The file must not be writable by all users. The folder may be writable by all
-    users only if it has the sticky bit (as ``/tmp``) and the file is not a hard link, which every
-    user can create. If the path is a folder, it must not be writable by all users, with or without
-    the sticky bit. Folders and links on the path must satisfy the same rules, because their owners
-    can replace the file.
+    user or to root, and the file must not be writable by all users. The folder of the file may be
+    writable by all users only if it has the sticky bit, as ``/tmp`` has, and if the file is not a
+    hard link, because every user can create hard links. If the path itself is a folder, it must not
+    be writable by all users, even with the sticky bit. The folders and links on the path must
+    satisfy the same rules, because their owners can replace the file.
 
     Args:
         path: the file or folder; the result is empty if it does not exist.
@@ -284,7 +284,7 @@ def foreign(path: Path) -> str:
 
 
 def _replaceable(path: Path) -> str:
-    """Return the folder or link on a file's path by which another user may replace the file."""
+    """Return why another user may replace a file through its path; empty if no user can."""
     for place in _traversed(path):
         try:
             status = place.lstat()
@@ -321,7 +321,7 @@ def _traversed(path: Path) -> Iterator[Path]:
 
 
 def _other_owner(status: os.stat_result) -> str:
-    """Return the name of an owner; empty for this user and root."""
+    """Return the name of the owner of a file; empty if the owner is this user or root."""
     if status.st_uid in {0, os.geteuid()}:
         return ""
     return user_name(status.st_uid)

@@ -1,8 +1,8 @@
 """Inputs and outputs of models: tensors, sequences, optionals and maps.
 
-A tensor is a NumPy array (with ml_dtypes for types that NumPy lacks, and ``object`` arrays of
-``str`` for strings), a sequence is a list of values, an empty optional is ``None`` and a map is a
-dict.
+A tensor is a NumPy array. ml_dtypes provides the types that NumPy lacks, and a tensor of strings is
+an ``object`` array of ``str``. A sequence is a list of values, a map is a dict, and an empty
+optional is ``None``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STRING = "string"
 
 def _dtypes() -> dict[str, np.dtype[Any]]:
     table = {name: np.dtype(name) for name in _NUMPY_DTYPES}
-    # In a plugin's interpreter, ml_dtypes may be missing or may have an older version.
+    # In the interpreter of a plugin, ml_dtypes may be missing, or may be an older version.
     with suppress(ImportError):
         import ml_dtypes
 
@@ -74,11 +74,11 @@ _THREAD_STATE = _ThreadState()
 
 
 def random_state(seed: int) -> np.random.RandomState:
-    """Return this thread's generator, seeded to draw the numbers of ``RandomState(seed)``.
+    """Return a generator that draws the same numbers as a new ``RandomState(seed)``.
 
-    NumPy guarantees the stream of RandomState, but not that of the newer Generator. Creating a
-    generator takes longer than drawing a small tensor, so all calls in a thread return the same
-    object. Do not draw from the generator after another call has seeded it.
+    NumPy guarantees that the stream of RandomState never changes; it gives no such guarantee for
+    the newer Generator. Because creating a generator takes longer than drawing a small tensor, all
+    calls in a thread return the same object. Do not use a result after the next call.
     """
     _THREAD_STATE.random.seed(seed)
     return _THREAD_STATE.random
@@ -157,7 +157,7 @@ def structure_of(value: Value) -> Any:
 
 
 def total_bytes(values: Iterable[Value]) -> int:
-    """Return the bytes of all tensors among values and in their sequences and maps."""
+    """Return the number of bytes of all tensors, including those in sequences and maps."""
     total = 0
     for value in values:
         if isinstance(value, np.ndarray):
