@@ -1,8 +1,8 @@
 """The command line. A command turns options into a call of the library, and returns an exit code.
 
-The package ``cli`` is the only one that imports click. A command imports the modules that need
-NumPy or onnx only when it runs. NumPy and onnx take half a second to load, and neither ``--help``
-nor shell completion needs them.
+Only the package ``cli`` imports click. A command imports modules that need NumPy or onnx only when
+it runs, because NumPy and onnx take half a second to load. ``--help`` and shell completion do not
+need them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from onnxopt_cli.core.text import (
 from onnxopt_cli.errors import OnnxoptError, UsageError, is_debugging
 from onnxopt_cli.workers.interruption import Stop, stop_by_raising
 
-# The summaries are written here, so that --help does not import the modules of the commands.
+# The summaries are listed here, so that --help need not import the modules of the commands.
 _COMMANDS = {
     "init": "Write settings, a GitHub workflow and an expectation file.",
     "run": "Run cases on a backend and judge every output.",
@@ -56,8 +56,8 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-# Commands that are defined in the module of a related command: the module's name, and the name of
-# the function.
+# The commands that the module of a related command defines, with the names of the module and of the
+# function.
 _IN_OTHER_MODULES = {
     "list": ("show_command", "list_command"),
     "schema": ("config_command", "schema_command"),
@@ -75,7 +75,7 @@ class _Commands(click.Group):
     """Loads the module of a command when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        # Within this package, the name "list" can denote the command instead of the type.
+        # Not list(_COMMANDS): in this package, the name "list" can denote the command.
         return [*_COMMANDS]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
@@ -93,7 +93,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            # click would print an empty line, and the exit code would not include the number of the
+            # click would print an empty line, and would not return an exit code that depends on the
             # signal.
             return _interrupted(stop)
 
@@ -136,15 +136,14 @@ def group() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit; every error becomes a message and a documented exit code."""
+    """Run the command line and exit; an error becomes a message and a documented exit code."""
     # The imports of a run create over 50,000 long-lived objects, none of which is garbage. A
     # garbage collection that scans all objects takes 20 ms of a short run.
     gc.set_threshold(100_000)
     guard_streams()
     try:
         if arguments is None:
-            # The process was started as the command, so no code other than the command uses the
-            # process.
+            # The process was started as the command, so no other program runs in this process.
             stop_by_raising()
 
             claim_process()
@@ -172,19 +171,19 @@ def _interrupted(stop: KeyboardInterrupt) -> int:
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
     """Run the command, and turn exceptions into messages."""
-    # The command's registry of operators stays in use until the message has been composed.
+    # The command's registry of operators must stay in use until the message has been composed.
     with ExitStack() as stack:
         return _run(arguments, stack)
 
 
 def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     stream = sys.stdout
-    # In a formula, np.mean warns about an empty slice although NaN is the expected result.
+    # np.mean of an empty operand warns, although NaN is the expected result of the formula.
     warnings.filterwarnings("ignore", "Mean of empty slice", RuntimeWarning)
     try:
         require_memory()
-        # Shells request completion without arguments. If the variable is still set when a command
-        # is called, the command must run instead of printing a script.
+        # A shell requests completion by a variable, without arguments. If the variable is also set
+        # when the user runs a command, the command must run and not print a completion script.
         words = sys.argv[1:] if arguments is None else arguments
         code = group.main(
             arguments,
@@ -199,7 +198,8 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
     except click.Abort:
         return _INTERRUPTED
     except SystemExit:
-        # After a broken pipe, click wraps the stream and exits with 1, the code of a failed case.
+        # After a broken pipe, click wraps the stream and exits with 1, which would mean that a case
+        # failed.
         if sys.stdout is stream:
             raise
         return _BROKEN_PIPE
@@ -223,7 +223,7 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
 
 
 def _fault_of_operator(error: Exception) -> UsageError | None:
-    """Return a usage error if the formula of a user's operator raised the exception."""
+    """Return a usage error if the formula of a user's operator raised the exception; else None."""
     from onnxopt_cli.operators.operator_file import fault_in
     from onnxopt_cli.operators.registry import failing_operator
 

@@ -81,10 +81,10 @@ if TYPE_CHECKING:
 def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any) -> int:
     """Show which wrong implementations the cases reject.
 
-    Every case runs on known mistakes and on mutants of its operator, which it should reject, and on
-    reformulations (correct implementations that round differently), which it must accept.
-    Mutants of operators without a formula come from the schema and from the code of onnx's
-    reference.
+    Every case runs on known mistakes and mutants of its operator, which the case should reject. It
+    also runs on reformulations (correct implementations that round differently), which the case
+    must accept. For operators without a formula, mutants are derived from the schema and from the
+    code of onnx's reference.
 
     \b
     onnxopt audit cases/
@@ -92,8 +92,8 @@ def command(targets: tuple[str, ...], operators: tuple[str, ...], **options: Any
     onnxopt audit onnx-node --operator Conv
     onnxopt audit onnx-node --injected   compare ONNX's tolerance with ours
 
-    Exits with 1 if a mutant survives or a reformulation is rejected; with --injected, if an
-    exchange of neighbouring elements goes undetected in an output that must be exact.
+    Exits with 1 if a mutant survives or a reformulation is rejected. With --injected, exits with 1
+    if an exchange of neighbouring elements is not detected in an output that must be exact.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
     from onnxopt_cli.cases.case import files_of
@@ -142,8 +142,7 @@ def _scored(
         interruptible() as interruption,
         interruption.at_once(),
         opened_cluster(ClusterConfig.of(options), interruption) as cluster,
-        # The first steps of the progress are the cases to prepare; all further steps are the
-        # implementations to judge.
+        # The progress first counts prepared cases, then judged implementations.
         show_progress("auditing", "steps", cluster) as tick,
     ):
         scores = api.audit(
@@ -181,7 +180,7 @@ def _scored(
 
 
 def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, str]:
-    """Print which injected errors are caught; return the exit code and the JSON document."""
+    """Print which injected errors are detected; return the exit code and the JSON document."""
     from onnxopt_cli import _api as api
     from onnxopt_cli.report.audit_report import injected_json, injected_page
 

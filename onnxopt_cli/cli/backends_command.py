@@ -54,7 +54,8 @@ def check(backend: str) -> int:
     If the backend raises an error for an unknown operator, the check proposes a pattern that
     recognizes the error: -b BACKEND,unsupported=REGEX.
 
-    Exits with 0 if no rule is broken, 1 if one is, 4 if the backend does not start.
+    Exits with 0 if the backend follows every rule, with 1 if it breaks a rule, and with 4 if it
+    does not start.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.backends.check.protocol_check import check_backend
     from onnxopt_cli.report.listing import rule_line, rule_summary

@@ -36,7 +36,7 @@ def command(context: click.Context, profile: str | None) -> int:
         return 0
     for configured in configured_commands(context):
         with click.Context(configured, context.parent) as inner:
-            # The call of the parser raises an error if an option does not accept its value.
+            # This call raises an error if an option does not accept its value.
             apply_configuration(inner, configuration, profile)
     chosen = configuration.chosen(profile)
     for name, text in configuration.backends.items():

@@ -1,4 +1,4 @@
-"""Uses settings of a configuration file as defaults of a command's options."""
+"""Settings of a configuration file as defaults of a command's options."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Metavars of parameters whose type is not path, but whose values may be paths or end in a path
-# after "=".
+# Metavars of parameters that are declared as text, but whose values may be a path, or may end in
+# "=" and a path.
 _PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 
@@ -30,9 +30,9 @@ def _names(parameter: click.Parameter) -> Iterator[str]:
 
 
 def configured_commands(context: click.Context) -> Iterator[click.Command]:
-    """Yield the commands that a configuration file may configure completely.
+    """Yield the commands for which a configuration file may set all options.
 
-    For all commands that are not yielded, the file may set only the operator files.
+    For any other command, the file may set only the operator files.
     """
     root = context.find_root()
     if isinstance(root.command, click.Group):
@@ -45,8 +45,8 @@ def configuration_here(context: click.Context, profile: str | None = None) -> Co
     """Return the configuration that applies in the current folder; None without a file.
 
     Raises:
-        UsageError: if the file has errors, all of which are listed; or if a profile was named but
-            the file does not exist.
+        UsageError: if the file has errors; the message lists all of them. Also if a profile was
+            named but the file does not exist.
     """
     option_names = {
         name
@@ -74,7 +74,7 @@ def apply_configuration(
         profile: name of the profile that overrides settings; None for no profile.
 
     Returns:
-        For each parameter that the file sets, the place of its value in the file.
+        The place of the value in the file, for each parameter that the file sets.
 
     Raises:
         UsageError: if an option does not accept its value, or the profile does not exist.
@@ -89,8 +89,8 @@ def apply_configuration(
         for name in _names(parameter):
             value, place = chosen.get(name, (None, ""))
             several = isinstance(value, list) and len(value) != 1
-            # If the file has several values but the command accepts a single value, the user has to
-            # choose.
+            # If the file has several values but the command accepts only one, the file sets no
+            # default, and the user has to choose.
             if value is not None and (_takes_many(parameter) or not several):
                 default = _checked(context, parameter, value, place, configuration)
                 defaults[str(parameter.name)] = default
@@ -131,7 +131,7 @@ def _checked(
 
 
 def _own_path(folder: Path, value: object) -> str:
-    """Resolve a path, also in ``FORMAT=PATH``, against a folder; keep suites and ids unchanged."""
+    """Resolve a path, or that in ``FORMAT=PATH``, against a folder; suites and ids are kept."""
     before, equals, path = str(value).rpartition("=")
     if path == "-" or (not equals and not (folder / path).exists() and _is_of_suite(path)):
         return str(value)
@@ -140,7 +140,7 @@ def _own_path(folder: Path, value: object) -> str:
 
 def _is_of_suite(text: str) -> bool:
     """Return whether a text may be the name of a suite or the id of one of its cases."""
-    # Imported late, because the module is not needed for existing paths.
+    # Imported late, because existing paths do not need the module.
     from onnxopt_cli.suites.catalogue import suite_names
 
     name, slash, _ = text.partition("/")

@@ -35,23 +35,23 @@ TELL_SECONDS = 15.0
 class _Console(Console):
     """A console that raises an error on a broken pipe.
 
-    rich would exit with code 1, which means that a case failed.
+    rich would exit with code 1, which would mean that a case failed.
     """
 
     def on_broken_pipe(self) -> None:
-        """Raise the error, so that ``main`` chooses the exit code."""
+        """Raise an error, so that ``main`` returns the exit code of a broken pipe."""
         raise BrokenPipeError
 
     def print_record(self, text: Text) -> None:
-        """Print a line that other programs may search; it is wrapped only on a terminal."""
+        """Print a line that is wrapped only on a terminal, because programs may search the line."""
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_wrapped(self, text: Text | str) -> None:
-        """Print text, and wrap its lines unless wrapping is forbidden, as in a command to copy.
+        """Print text and wrap its lines, unless ``text.no_wrap`` is true, as in a command to copy.
 
         All lines of a paragraph have the indentation of its first line. A word that is longer than
-        a line, such as a path, stays whole. Blanks at the ends of lines, which rich would leave,
-        are removed.
+        a line, such as a path, stays whole. Unlike in rich, blanks at the ends of lines are
+        removed.
         """
         text = Text(text) if isinstance(text, str) else text
         if text.no_wrap:
@@ -77,7 +77,7 @@ class _Console(Console):
 
 
 def _wrapped(text: Text, width: int) -> Iterable[Text]:
-    """Divide a text between words into lines; rich would also divide words."""
+    """Divide a text into lines, only between words; rich would also divide words."""
     starts, start = [], 0
     for word in re.finditer(r"\S+", text.plain):
         if word.start() > start and cell_len(text.plain[start : word.end()]) > width:
@@ -90,7 +90,8 @@ def _wrapped(text: Text, width: int) -> Iterable[Text]:
 def _console(*, stderr: bool) -> _Console:
     console = _Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        # A pipe has no width, and the text must not depend on the width of a reader's terminal.
+        # A pipe has no width. The text must not depend on the width of the terminal that may show
+        # it.
         console.width = columns_of(console.file)
     return console
 
@@ -102,14 +103,14 @@ stderr = partial(_console, stderr=True)
 
 
 class ProgressDisplay(Progress):
-    """Shows the progress of a long task: by a bar on a terminal, otherwise by lines at intervals.
+    """The progress of a long task, shown as a bar on a terminal, otherwise as lines at intervals.
 
     Args:
-        console: the console of the bar, which is shown only on a terminal.
+        console: the console of the bar; the bar is shown only if the console is a terminal.
         doing: name of the task, such as "running".
         things: plural noun of the task's items, such as "cases".
         cluster: cluster that runs the task; None for this machine.
-        seconds: the time limit of a task that has no other limit; else None.
+        seconds: the time limit, if the task has no other limit; otherwise None.
 
     Attributes:
         doing: name of the current step of the task.
@@ -167,16 +168,16 @@ def show_progress(
 ) -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of a long task.
 
-    A callback is yielded, which accepts the number of finished items and the number of all items.
-    The number of all items is None if it is unknown.
+    The context manager yields a callback, which accepts the number of finished items and the number
+    of all items (None if unknown).
 
     Args:
         doing: name of the task.
         things: plural noun of its items.
         cluster: cluster that runs the task; None for this machine.
     """
-    # The console keeps the current value of sys.stderr, because the task may redirect sys.stderr to
-    # hide output of libraries.
+    # Pass the current value of sys.stderr to the console, because the task may redirect sys.stderr
+    # to hide output of libraries.
     with ProgressDisplay(
         Console(file=sys.stderr, highlight=False), doing, things, cluster
     ) as display:
@@ -185,9 +186,9 @@ def show_progress(
 
 @contextmanager
 def show_step(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show the current step of a long task: on a terminal at once, otherwise by lines at intervals.
+    """Show the current step of a long task: on a terminal at once, otherwise as lines at intervals.
 
-    A callback is yielded, which accepts the name of the next step.
+    The context manager yields a callback, which accepts the name of the next step.
 
     Args:
         doing: name of the first step.

@@ -1,7 +1,7 @@
 """Faults of the environment: missing memory or disk space, closed streams, missing packages.
 
-Faults of the environment are neither bugs of onnxopt nor verdicts on a backend. If standard output
-fails, a command still writes its files, and only the exit code reveals the loss of output.
+Such faults are neither bugs of onnxopt nor verdicts on a backend. If standard output fails, a
+command still writes its files. Only the exit code then reveals that output was lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _LOAD_LIBRARIES = (
 
 
 def columns_of(stream: IO[str]) -> int:
-    """Return the width of a stream: from the variable COLUMNS, of the terminal, or 80."""
+    """Return the width of a stream: the value of COLUMNS, the width of the terminal, or 80."""
     text = os.environ.get("COLUMNS", "")
     if _COLUMNS.fullmatch(text):
         width = int(text)
@@ -74,7 +74,7 @@ def columns_of(stream: IO[str]) -> int:
 
 
 def _terminal_columns(stream: IO[str]) -> int:
-    """Return the width that a terminal states; 0 if the stream is not a terminal."""
+    """Return the width of a terminal; 0 if the stream is not a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except OSError:
@@ -86,7 +86,7 @@ def require_memory() -> None:
     """Require that the memory limits allow the needed libraries to be loaded.
 
     If an allocation fails, some libraries end the process with an exit code that has another
-    meaning in onnxopt. Therefore a separate process tries to load the libraries.
+    meaning in onnxopt. Therefore, the libraries are first loaded in a separate process.
 
     Raises:
         UsageError: if the libraries cannot be loaded.
@@ -96,7 +96,7 @@ def require_memory() -> None:
     except ImportError:
         return
     if {"numpy", "onnx"} <= sys.modules.keys():
-        # The calling program has already loaded the libraries.
+        # A program that calls onnxopt has already loaded the libraries.
         return
     limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS)
     try:
@@ -126,8 +126,8 @@ def fault_of_environment(error: Exception) -> UsageError | None:
     if isinstance(error, OSError):
         return _fault_of_system(error)
     for number, hint in _HINTS.items():
-        # If the import of a library or the start of a thread fails, the exception contains the text
-        # of the system's error.
+        # If a library cannot be imported or a thread cannot be started, the exception contains the
+        # text of the system's error.
         if isinstance(error, (ImportError, RuntimeError)) and os.strerror(number) in text:
             return UsageError(f"system error: {printable(text)}", hint=hint)
     if "can't start new thread" in text:
@@ -174,7 +174,7 @@ def _unfit_package(error: Exception) -> UsageError | None:
 
 
 class _Stream(io.FileIO):
-    """A stream that records its first error, and may discard all later output.
+    """A stream that records its first error, and may discard all output after the error.
 
     Args:
         descriptor: the file descriptor to write to, which is not closed.
@@ -201,10 +201,10 @@ class _Stream(io.FileIO):
 
 
 class _Lines(io.TextIOWrapper):
-    """A text stream that changes lines which a CI server would interpret as commands.
+    """A text stream that changes lines that a CI server would interpret as commands.
 
-    The stream changes lines after other code has wrapped them. Data for programs, such as a report,
-    is written as bytes and is not changed.
+    The stream sees the lines as they are printed, after wrapping. Data for programs, such as a
+    report, are written as bytes, which the stream does not change.
     """
 
     _line_is_open = False
@@ -221,9 +221,9 @@ class _Lines(io.TextIOWrapper):
 def guard_streams() -> None:
     """Replace the standard streams by streams that handle errors and disarm commands to CI servers.
 
-    Standard error ignores errors, and standard output records the first error. CI servers recognize
-    no commands in either stream. A character that the locale's encoding lacks is shown as an
-    escape. A closed stream is opened to the null device, so that no other file gets its descriptor.
+    Standard error ignores errors, and standard output records the first error. If the encoding of
+    the locale lacks a character, an escape is written. A closed stream is replaced by the null
+    device, so that no other file gets its descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -247,7 +247,7 @@ def guard_streams() -> None:
 
 
 def silence_output() -> _Stream | None:
-    """Ignore later errors of standard output, so that the command can write its files."""
+    """Ignore future errors of standard output, so that the command can write its files."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
         return None

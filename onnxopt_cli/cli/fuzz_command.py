@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 #: Number of examples to try if neither --examples nor --time is given.
 _EXAMPLES = 2000
-#: The default number of seconds that an example may take. The limit is short because examples are
-#: small, and because each step of shrinking a hanging example takes as long as the limit.
+#: The default time limit of an example in seconds. The limit is short, because examples are small.
+#: Furthermore, if an example hangs, each step of shrinking takes as long as the limit.
 _TIMEOUT = 10.0
-#: The default number of seconds for the search for an explanation; a search usually takes less.
-#: Failures with the same explanation are grouped, so a search that is stopped early can change the
-#: findings of a seed.
+#: The default time limit of the search for an explanation in seconds; a search usually takes less.
+#: Failures with the same explanation are grouped. If a search is stopped early, the findings for a
+#: seed may therefore change.
 _EXPLAIN_TIME = 60.0
 
 
@@ -117,7 +117,7 @@ def command(operators: tuple[str, ...], excluded: tuple[str, ...], **options: An
     onnxopt fuzz -b onnxruntime --graphs
     onnxopt run fuzz -b python:my_backend.py:Backend
 
-    Exits with 1 if there are failures, or the backend fails outside of the examples.
+    Exits with 1 if an example fails, or if the backend fails outside of the examples.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli._api import Shard
     from onnxopt_cli.cli.fuzz_display import FuzzDisplay
@@ -194,7 +194,7 @@ def _chosen(
 def _command_line(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> str:
-    """Return the command that repeats the search; kept cases state the command as their source."""
+    """Return the command that repeats the search, which kept cases state as their source."""
     words = ["onnxopt fuzz"]
     words += [f"--operator {name}" for name in operators]
     words += [f"--exclude-operator {name}" for name in excluded]

@@ -1,4 +1,4 @@
-"""Shows the progress and the results of ``onnxopt fuzz``."""
+"""The display of the progress and the results of ``onnxopt fuzz``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class FuzzDisplay:
-    """Prints findings to standard output, and shows a progress bar on a terminal.
+    """A display that prints findings to standard output, and shows a progress bar on a terminal.
 
     Args:
         examples: number of examples; None for no limit.

@@ -106,7 +106,7 @@ def command(
 
 
 def _directories(path: Path, model_inputs: ModelInputs, form: str | None) -> SuiteFiles:
-    """Return the test directories of the cases of a path.
+    """Return the cases of a path as test directories.
 
     Raises:
         UsageError: if the path has no case, or a case that a test directory cannot store.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.cases.case import Case
     from onnxopt_cli.core.result import Result
 
-# The largest number of failing cases that a message names.
+# Maximum number of failing cases that a message names.
 _MAX_NAMED_CASES = 5
 
 
@@ -47,15 +47,15 @@ def command(
 ) -> int:
     """Find the nodes of a model that a backend computes wrongly.
 
-    Each node is judged alone, on inputs from onnx's reference. If every node is right but the model
-    is wrong, the command finds the smallest subgraph that fails.
+    Each node runs alone, on inputs that onnx's reference computes, and is judged. If every node is
+    right but the model is wrong, the command finds the smallest subgraph that fails.
 
     \b
     onnxopt locate model.onnx -b onnxruntime --dim batch=1
     onnxopt locate model.onnx -b python:my_backend.py:Backend --json located.json
     onnxopt locate --log run.jsonl onnx-real/test_resnet50/0 -b onnxruntime
 
-    Exits with 0 if the model conforms, 1 if a node or subgraph is wrong.
+    Exits with 0 if the model conforms, with 1 if a node or subgraph is wrong.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
     from onnxopt_cli.cases.case import files_of
@@ -106,21 +106,21 @@ def command(
 def _failing_case(
     context: click.Context, saved: Path, case_id: str | None, options: Mapping[str, Any]
 ) -> tuple[Case, LocateConfig]:
-    """Return a failing case of a saved run, and the settings of the run, which the search uses.
+    """Return a failing case of a saved run, and the settings for the search.
 
-    Options on the command line take precedence over the settings of the run. The saved run is not
-    trusted: it cannot select code to run, and cannot weaken the isolation.
+    The settings are those of the run, unless options on the command line override them. The saved
+    run is not trusted: it cannot select code to run, and cannot weaken the isolation.
 
     Args:
         context: the context of the command.
         saved: the log or JSON report.
-        case_id: the id of the case; None for the only failing one.
+        case_id: the id of the case; None if only one case failed.
         options: the options of the command.
 
     Raises:
-        UsageError: if the file cannot be read, the case did not fail in the run or no longer
-            exists, no case is named although several failed, or the file names a backend that is
-            not built in and the command line names no backend.
+        UsageError: if the file cannot be read; if the case did not fail in the run, or no longer
+            exists; if no case is named although several cases failed; or if the file names a
+            backend that is not built in and the command line names no backend.
     """
     from onnxopt_cli.core.result import OUTSIDE_IDS
     from onnxopt_cli.report.saved_run import read_saved_run
@@ -166,7 +166,7 @@ def _failing_case(
 
 
 def _case(target: str, config: LocateConfig) -> Case:
-    """Return the only selected case of a target.
+    """Return the single case that a target and the filters select.
 
     Raises:
         InvalidCase: if the target has faults.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def command(source: Path, target: Path) -> None:
     """Replace training operators by primitive ones, so that any backend can run the model.
 
-    External data of MODEL.onnx is written into OUT.onnx, which needs no other files.
+    OUT.onnx includes the external data of MODEL.onnx, and needs no other files.
 
     \b
     onnxopt lower train_step.onnx -o train_step_lowered.onnx
@@ -49,7 +49,7 @@ def command(source: Path, target: Path) -> None:
     except NodeError as error:
         problem = Fault(printable(str(source)), printable(error.message, lines=True))
         raise InvalidCase([problem], hint=printable(error.hint)) from error
-    # If the check of the lowered model fails, onnxopt has a bug, and no file is written.
+    # A failure of this check is a bug of onnxopt, and no file is written.
     check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
     click.echo(_summary(lowering), err=True)
@@ -58,7 +58,7 @@ def command(source: Path, target: Path) -> None:
 def _writable(source: Path, target: Path) -> Path:
     """Return the target with links resolved.
 
-    The source itself and files that are not regular are rejected.
+    The target must not be the source, and must be a regular file if it exists.
     """
     try:
         target = target.resolve()
@@ -102,7 +102,7 @@ def _summary(lowering: LoweredModel) -> str:
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Return a line that names the undefined operators; empty if all are defined."""
+    """Return a line that names the operators without a definition; empty if there are none."""
     from onnx import defs
 
     from onnxopt_cli.operators.nodes import all_nodes

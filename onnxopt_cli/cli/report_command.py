@@ -80,8 +80,8 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     onnxopt run --shard 2/2 --log 2.jsonl
     onnxopt report merge 1.jsonl 2.jsonl -o run.jsonl
 
-    Exits as the unsharded run would; with 2 if a shard is missing, duplicate, unfinished or of
-    another run.
+    Exits with the code that a run without shards would have returned. Exits with 2 if a shard is
+    missing, duplicate or unfinished, or belongs to another run.
     """  # noqa: D301 - likewise
     from onnxopt_cli import _api as api
     from onnxopt_cli.report import terminal
@@ -110,9 +110,9 @@ def diff(
 ) -> int:
     """Compare two runs: improvements and regressions.
 
-    Compares outcomes and, where they are equal, the errors of every output, as a share of the
-    tolerance and in ulp. Given repeats of both runs, which show the natural variation of times, the
-    command also reports slower cases.
+    Compares outcomes. If the outcomes of a case are equal, the command compares the errors of every
+    output, as a share of the tolerance and in ulp. Repeats of both runs show the natural variation
+    of times; with repeats, the command also reports slower cases.
 
     \b
     onnxopt report diff before.jsonl after.jsonl

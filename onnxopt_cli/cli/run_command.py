@@ -18,7 +18,7 @@ from onnxopt_cli.core.text import (
 )
 from onnxopt_cli.errors import UsageError
 
-# The largest number of characters of a command that is displayed in full.
+# Maximum number of characters of a command that is shown in full.
 _MAX_COMMAND_CHARS = 2000
 
 
@@ -57,8 +57,8 @@ def command(context: click.Context, **options: Any) -> int:
 
     config = RunConfig.of(options)
     named = context.get_parameter_source("targets") is ParameterSource.COMMANDLINE
-    # Use the targets of the log unless the command line names targets, because the configuration
-    # file may name targets of other runs.
+    # Targets in the configuration file may belong to other runs. Therefore, use the targets of the
+    # log unless the command line names targets.
     if config.resume and not (config.targets and named):
         config = RunConfig.of(options | _options_of_log(context, config.resume))
     return execute(config)
@@ -67,9 +67,9 @@ def command(context: click.Context, **options: Any) -> int:
 def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
     """Return the options that the log records and that the command line does not set.
 
-    A log is not trusted: it must not select code to run or files to write. A log may name only
-    built-in backends, and cannot load operators or weaken the isolation. The options that are taken
-    from the log are parsed like options on the command line, and printed.
+    A log is not trusted: it must not select code to run or files to write. Therefore, a log may
+    name only built-in backends, and cannot load operators or weaken the isolation. The function
+    parses the options of the log like options on the command line, and prints them.
 
     Args:
         context: context of the command ``run``, without targets.

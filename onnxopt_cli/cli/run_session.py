@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from onnxopt_cli.config.run_config import RunConfig
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
-# Number of causes that are shown with an example unless -v is given.
+# Number of causes for which an example is shown; with -v, an example is shown for all causes.
 _EXAMPLES = 3
-# The largest number of reasons that are shown unless -v is given.
+# Maximum number of reasons that are shown; with -v, all reasons are shown.
 _MAX_REASONS = 5
 # The default number of seconds for the search for the first wrong node of a model.
 _LOCATE_SECONDS = 10.0
@@ -80,7 +80,7 @@ class Display:
         session: the run.
         targets: the targets of the run.
         cluster: the machines on which backends run; None for this machine.
-        to_stderr: whether the console is that of standard error, instead of standard output.
+        to_stderr: whether to print to standard error instead of standard output.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Display:
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _explained(self, view: RunView) -> Iterable[Text]:
-        """Return lines for all explanations with -v or -q, else for incomplete explanations."""
+        """Return lines for explanations: for all with -v or -q, otherwise for incomplete ones."""
         prints_all = self._verbose or self._quiet
         return terminal.explanation_lines(
             view.record.explanations if prints_all else view.open_explanations
@@ -260,9 +260,9 @@ def execute(config: RunConfig) -> int:
     """Run ``onnxopt run`` with the given settings, and return the exit code.
 
     Raises:
-        OnnxoptError: if an option or a file is invalid, a backend cannot be started, nothing is
-            selected, or a file cannot be written. Before an error about a file that cannot be
-            written is raised, the verdict is shown and all other files are written.
+        OnnxoptError: if an option or a file is invalid, if a backend cannot be started, if no case
+            is selected, or if a file cannot be written. If a file cannot be written, the verdict is
+            shown and all other files are written before the error is raised.
     """
     reports = parse_reports(config.reports) if config.reports else []
     if summary := step_summary():
@@ -271,8 +271,8 @@ def execute(config: RunConfig) -> int:
     targets = _targets(config)
     execution, memory = config.execution, config.execution.limits.memory
     each = None
-    # Forking is unsafe if a backend in this process, or a program that calls onnxopt, may have
-    # started threads.
+    # Forking is unsafe in a process with threads. A backend in this process, or a program that
+    # calls onnxopt, may have started threads.
     if execution.jobs > 1 and execution.isolation is not api.Isolation.NONE and claimed():
         each = partial(parallel, jobs=execution.jobs, chunk=1)
     find = partial(collect, targets, memory, each, show_progress, config.model_inputs)
@@ -282,8 +282,8 @@ def execute(config: RunConfig) -> int:
         cluster = None
         if config.machines.cluster:
             # Collect the cases before the client starts threads, because a process with threads
-            # cannot fork safely. The process of the client does not read the contents of the cases,
-            # because the workers read them.
+            # cannot fork safely. The workers read the contents of the cases, so this process need
+            # not read them.
             each_unread = each and (lambda work, paths: each(partial(work, contents=False), paths))
             with interruption.at_once():
                 collection = collect(
@@ -297,7 +297,7 @@ def execute(config: RunConfig) -> int:
         )
         if reports:
             require_apart(reports, files_of(session.plan.cases))
-        # A program that reads a report from a pipe receives the report alone.
+        # If a report goes to standard output, the output must contain nothing but the report.
         has_report_on_stdout = any(str(path) == STDOUT for _, path in reports)
         display = Display(session, targets, cluster, to_stderr=has_report_on_stdout)
         display.begin()
@@ -310,7 +310,7 @@ def execute(config: RunConfig) -> int:
 
 
 def _targets(config: RunConfig) -> Sequence[str]:
-    """Return the targets of a run; of the gallery, only the cases of the tested runtimes."""
+    """Return the targets of a run; a target in the gallery is limited to the tested runtimes."""
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets
@@ -321,7 +321,7 @@ def _targets(config: RunConfig) -> Sequence[str]:
 
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
-    """Check before the run that its files can be written."""
+    """Check before the run that the files of the run can be written."""
     if config.log:
         # The folder for artifacts may be inside the folder of the log, so the folder of the log is
         # created first.
@@ -391,7 +391,7 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
     try:
         with interruption.at_once(), stderr().status("looking for the first wrong node"):
             for pair in api.first_wrong_nodes(session, seconds):
-                # Results from before an interruption are kept.
+                # Append one by one, so that the results before an interruption are kept.
                 found.append(pair)  # noqa: PERF402
     except KeyboardInterrupt:
         note("interrupted while looking for the first wrong node")
@@ -404,7 +404,7 @@ def _located(session: api.Session, view: RunView) -> Iterator[Text]:
 def _explanations(session: api.Session) -> list[Explanation]:
     """Explain the failures of a run.
 
-    After Ctrl-C, nothing is explained, so that the command ends soon; ``onnxopt explain`` can
+    After Ctrl-C, nothing is explained, so that the command ends soon. ``onnxopt explain`` can
     explain the saved run later.
     """
     interruption, seconds = session.plan.interruption, session.config.explain_time

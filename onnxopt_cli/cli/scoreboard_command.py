@@ -39,15 +39,16 @@ def command(
 ) -> int:
     """Run several backends and write a site that compares them.
 
-    The file names backends and suites. Only cases without a result are run; results are kept as
-    logs by version of the backend and date. An interrupted command continues where it stopped.
+    The file names backends and suites. The command runs only cases without a result, and keeps the
+    results as logs, by version of the backend and date. After an interruption, the same command
+    runs the remaining cases.
 
     \b
     onnxopt scoreboard SCOREBOARD.toml
     onnxopt scoreboard SCOREBOARD.toml --tier quick -j auto
 
-    Exits with 0 if the site has a result of every case, whether it passes or not; with 4 if a
-    backend could not be started, which the site also states.
+    Exits with 0 if the site has a result for every case, whether the case passes or not. Exits with
+    4 if a backend could not be started; the site marks this backend.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli.scoreboard.measure import Conditions, measure, operator_rows, tier_cases
     from onnxopt_cli.scoreboard.result_store import make_folder

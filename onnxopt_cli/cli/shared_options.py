@@ -53,7 +53,7 @@ def _parsed(parse: Callable[[str], int]) -> Callable[[str], int]:
 
 
 class FiniteNumber(click.FloatRange):
-    """A finite number in a range; NaN and infinity, which click's type accepts, are rejected."""
+    """A finite number in a range. Unlike click's type, this type rejects NaN and infinity."""
 
     name = "number"
 
@@ -85,7 +85,8 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     """Return an option, given as the help shows it, for example ``-o, --output DIR``.
 
     Args:
-        written: the spellings, with the metavar of the value unless click derives it from the type.
+        written: the spellings, followed by the metavar of the value. Without a metavar, click
+        derives it from the type.
         about: help text.
         name: name of the command's parameter; by default derived from the longest spelling.
         others: further arguments of :func:`click.option`.
@@ -96,7 +97,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
     return click.option(*names, metavar=metavar or None, help=about, **others)
 
 
-# The shell completion for each kind of name that can be the value of an option.
+# The functions for shell completion, by the kinds of names that can be values of options.
 _COMPLETE = {
     "backend": complete_backend,
     "capability": complete_capability,
@@ -169,7 +170,7 @@ def _click_type(kind: Text) -> Any:
         case OneOf():
             return click.Choice([*map(str, kind.members)])
         case File():
-            # Files that need not exist are checked when they are opened.
+            # If a file need not exist, it is checked when it is opened.
             return click.Path(
                 exists=kind.exists, dir_okay=kind.folder, readable=kind.exists, path_type=Path
             )
@@ -195,7 +196,7 @@ def opened_cluster(
     Args:
         config: the options.
         interruption: set when the user interrupts the command.
-        packages: further packages whose versions on the workers must equal the local ones.
+        packages: further packages of which the workers must have the local version.
 
     Raises:
         UsageError: if the cluster cannot be used.
@@ -214,8 +215,8 @@ def opened_cluster(
         yield cluster
 
 
-# Keys of the `meta` of a click context, for the content of the configuration file, the places of
-# its settings, and the registry that the command uses.
+# Keys in the dictionary `meta` of a click context: for the content of the configuration file, for
+# the places of its settings, and for the registry that the command uses.
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 _REGISTRY = "onnxopt registry"
 
@@ -238,8 +239,8 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
     """Replace the name of a backend in the configuration file with its specification.
 
     Raises:
-        BackendUnavailable: if the file, not the command line, chooses an adapter that is not
-            installed.
+        BackendUnavailable: if the file chooses an adapter that is not installed. (An adapter that
+        the command line chooses need not be installed.)
     """
     configuration: Configuration | None = context.meta.get(_CONFIGURATION)
     if configuration is None or not value:
@@ -260,7 +261,7 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
 
 
 def require_built_in(backends: Iterable[BackendIdentity]) -> None:
-    """Require that a log names only built-in backends. A log is not trusted to choose code.
+    """Require that a log names only built-in backends, because a log must not select code to run.
 
     Raises:
         UsageError: if the log names another backend.
@@ -285,13 +286,14 @@ def expand_installable(
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
-    """Use a registry with the operators of the environment and of files until the command ends."""
+    """Use a registry until the command ends, with the operators of the environment and of files."""
     # Imported late, because the import is slow, and help and completion do not need it.
     from onnxopt_cli.operators.registry import Registry, registry
 
     try:
         if not context.meta.get(_REGISTRY):
-            # The command's second context, which parses options from a log, shares the registry.
+            # The registry is stored in `meta`, because a second context of the command, which
+            # parses options from a log, must use the same registry.
             context.meta[_REGISTRY] = new_registry = Registry.of_environment()
             root = context.find_root()
             enter = (
@@ -309,9 +311,8 @@ def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Pat
         raise
 
 
-# Options of every command that depends on operators. Options that choose operators are processed
-# first, because the values of other options are checked against the operators and the
-# configuration.
+# Options of every command that depends on operators. They are processed before all other options,
+# whose values are checked against the operators and the configuration.
 _FIRST: dict[str, Any] = {"is_eager": True, "expose_value": False}
 _configured = (
     option("--profile NAME", "Use a profile of onnxopt.toml.", callback=_apply, **_FIRST),

@@ -140,7 +140,7 @@ def list_command(targets: tuple[str, ...], **filters: Any) -> int:
     if console.is_terminal:
         console.print(case_table(chosen))
     else:
-        # In a pipe, print one id per line, for other programs.
+        # For other programs that read a pipe, print one id per line.
         for case in chosen:
             click.echo(printable(case.id))
     return 2 if problems else 0

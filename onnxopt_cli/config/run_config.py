@@ -1,7 +1,8 @@
 """The settings of ``onnxopt run`` and ``onnxopt locate``.
 
-Settings that are passed on together form a group, such as the limits of a worker. A new setting has
-to be declared only in this module. The help lists the settings in the order of their declarations.
+Settings that are passed on together, such as the limits of a worker, form a group. To add a
+setting, declare it in this module; no other module has to change. The help lists the settings in
+the order of their declarations.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from onnxopt_cli.errors import UsageError
 
 #: The default ratio of a derived tolerance to the error bound.
 FACTOR = 4.0
-#: For each report format, the module in ``report/`` that is imported on first use, and the function
-#: in that module that renders a run.
+#: The report formats. For each format, the module in ``report/``, which is imported on first use,
+#: and the function of this module that renders a run.
 REPORT_FORMATS = {
     "json": ("saved_run", "json_report"),
     "junit": ("junit", "junit_report"),
@@ -45,9 +46,8 @@ _SECONDS = Number(beyond=True, most=1e6)
 _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
-# Settings that select cases, backends or expectations. In a resumed or merged run, these settings
-# may be written differently, because the selected cases, backends and expectations are compared,
-# not the settings themselves.
+# Settings that select cases, backends or expectations. In a resumed or merged run, they may be
+# written in another way. What must agree are the selected cases, backends and expectations.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
@@ -61,7 +61,7 @@ class Isolation(StrEnum):
 
 
 class LoweringMode(StrEnum):
-    """States when operators with a formula are replaced with primitive operators for a backend."""
+    """When operators with a formula are replaced by primitive operators for a backend."""
 
     AUTO = "auto"
     NEVER = "never"
@@ -69,7 +69,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """A rule for all tolerances; the rule takes precedence over the cases' own tolerances."""
+    """A rule for all tolerances, which takes precedence over the tolerances that cases state."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"
@@ -80,8 +80,8 @@ class ToleranceRule(StrEnum):
 class Shard:
     """Part ``index`` of ``count``, counted from 1.
 
-    The part to which a case belongs depends on its id alone, so adding or removing cases moves no
-    other case to another part.
+    The part to which a case belongs depends only on the id of the case. Therefore, adding or
+    removing cases moves no other case to another part.
     """
 
     index: int
@@ -137,7 +137,8 @@ class ModelInputs(Settings):
     """The inputs of a model file without test data.
 
     Attributes:
-        inputs: a directory with ``input_<i>.pb``, or a .npz, .npy or .pb file; None to draw them.
+        inputs: a directory with ``input_<i>.pb``, or a .npz, .npy or .pb file; None for random
+            inputs.
         dims: sizes of symbolic dimensions, each ``NAME=SIZE``.
         seed: the seed from which inputs are drawn.
     """
@@ -193,14 +194,14 @@ DRAWN_INPUTS = ModelInputs()
 
 @dataclass(frozen=True)
 class Filters(Settings):
-    """The filters that choose among cases; a case must pass all of them.
+    """The filters that select cases; a selected case passes all filters.
 
     Attributes:
-        patterns: patterns of ids, one of which the case must match. A pattern is the whole id of a
-            case, a glob, a part of an id (without ``*?[``), or an expression of such patterns with
-            ``and``, ``or``, ``not`` and parentheses.
-        operators: names of operators, one of which the model must contain.
-        tags: tags, one of which the case must have.
+        patterns: patterns of ids; the case must match one of them. A pattern is the whole id of a
+            case, a glob, or a part of an id (without ``*?[``). Patterns can be combined by ``and``,
+            ``or``, ``not`` and parentheses.
+        operators: names of operators; the model must contain one of them. tags: tags; the case must
+            have one of them.
         without: capabilities that the case must not need.
     """
 
@@ -246,10 +247,10 @@ class Limits(Settings):
     """Limits of a backend's processes.
 
     Attributes:
-        timeout: seconds that a case may take.
-        startup_timeout: seconds that a backend may take to start.
+        timeout: maximum time of a case in seconds.
+        startup_timeout: maximum time in seconds for the start of a backend.
         memory: maximum memory in bytes of a backend's process, and of all processes of a worker
-            together; 0 for no limit. The memory limit also applies to a case from a case file.
+        together; 0 for no limit. The same limit applies to each case in a case file.
     """
 
     timeout: float = setting(
@@ -277,8 +278,8 @@ class Execution(Settings):
 
     Attributes:
         lowering: when operators with a formula are replaced by primitive operators.
-        isolation: where backends run. None runs backends in workers, except for cases that
-            ``numpy`` computes by a formula, which run in this process.
+        isolation: where backends run. With None, backends run in workers, but cases that ``numpy``
+            computes by a formula run in this process.
         limits: limits of each worker.
         jobs: number of workers of each backend.
     """
@@ -370,9 +371,8 @@ class Judging(Settings):
         ulp: distance in ulp; None for the tolerances of the cases.
         error_bound: multiple of the error bound that a derived tolerance allows.
         signed_zeros: whether 0.0 and -0.0 differ.
-        examine: whether to count inconclusive elements also among those that are bitwise equal to
-            their expected values. ``--verbose`` sets the attribute ``examine``, which has no option
-            of its own.
+        examine: whether elements that are bitwise equal to their expected values can also count as
+            inconclusive. ``examine`` has no option of its own; ``--verbose`` sets it to true.
     """
 
     tolerance: ToleranceRule | None = setting(
@@ -422,7 +422,7 @@ class RunConfig(Settings):
         targets: files, folders, suites and ids of cases; empty for the default.
         filters: filters of the cases of these targets.
         failed_only: whether to run only cases that failed in their last run in this folder.
-        failed_first: whether to run these cases first.
+            failed_first: whether to run these cases first.
         shard: the part of the selected cases to run; None for all.
         model_inputs: the inputs of targets that are model files without test data.
         backends: the backends under test.
@@ -431,7 +431,7 @@ class RunConfig(Settings):
         judging: how outputs are judged.
         expect: expectation files; a later file takes precedence over an earlier one.
         update_expect: the expectation file to update; None for none.
-        max_fail: number of cases that do not conform after which the run stops; None for no limit.
+        max_fail: the run stops after this number of cases that do not conform; None for no limit.
         rerun: number of reruns of each case that does not conform; None for no reruns.
         log: the log to write; None for none.
         resume: the log to resume; None for none.
@@ -439,11 +439,11 @@ class RunConfig(Settings):
         quiet: whether to show only failing cases and the summary.
         durations: number of the slowest cases to show; None for none.
         explain: whether to search for known mistakes that reproduce failures.
-        explain_time: seconds for each search: for known mistakes, for other causes, for causes in
-            operators without a formula, and for the first wrong node; None for the default of each,
-            which is at least 5.
+        explain_time: time limit in seconds for each of four searches: for known mistakes, for other
+            causes, for causes in operators without a formula, and for the first wrong node. None
+            for the default of each search, which is at least 5 s.
         reports: reports to write, each ``FORMAT=PATH``.
-        label: text that identifies the version under test in reports; None for none.
+        label: text by which reports identify the version under test; None for no text.
         artifacts: the folder for failing cases as ONNX test directories; None for none.
     """
 
@@ -611,7 +611,7 @@ class RunConfig(Settings):
     def expectation_files(self) -> tuple[Path, ...]:
         """Return the expectation files to read.
 
-        If the expectation file to update exists, it is the last file in the result.
+        The last of them is the expectation file to update, if this file exists.
         """
         update = self.update_expect
         if update is None:

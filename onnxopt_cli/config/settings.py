@@ -1,8 +1,8 @@
 """Settings that are declared once: each is a field of a frozen dataclass and an option of commands.
 
-The metadata of a field, an :class:`Option`, holds its spelling on the command line, its help, its
-kind of value and its uses. Options of click, keys of a profile, JSON, and the command that repeats
-a run are derived from the metadata::
+The metadata of a field contain an :class:`Option`, which states the spelling on the command line,
+the help, the kind of value and the uses of the setting. Options of click, keys of a profile, JSON,
+and the command that repeats a run are derived from the metadata::
 
     @dataclass(frozen=True)
     class Limits(Settings):
@@ -32,7 +32,8 @@ class Text:
     """A text value; base class of the other kinds of values.
 
     Attributes:
-        of: kind of name for completion in a shell: ``backend``, ``operator``; may be empty.
+        of: for completion in a shell, the kind of name that the value is, such as ``backend`` or
+            ``operator``; may be empty.
     """
 
     of: str = ""
@@ -41,14 +42,14 @@ class Text:
         """Return a value, converted to the type of the setting.
 
         Raises:
-            ValueError: with a description of valid values, if the value is invalid.
+            ValueError: if the value is invalid; the message describes the valid values.
         """
         if not isinstance(value, str):
             raise ValueError("text")  # noqa: TRY004 - one error for all wrong values
         return value
 
     def word(self, value: Any) -> str:
-        """Return a value in the form in which a user types it on the command line."""
+        """Return a value as a user types it on the command line."""
         return str(value)
 
     def json(self, value: Any) -> Any:
@@ -128,11 +129,11 @@ class OneOf(Text):
 
 
 class Size(Text):
-    """A number of bytes, typed as in 2GiB; 0, typed ``none``, stands for unlimited."""
+    """A number of bytes, typed as ``2GiB``. The number 0, typed as ``none``, means unlimited."""
 
     __slots__ = ()
 
-    #: The least number of bytes of memory with which a worker can start.
+    #: The smallest number of bytes of memory with which a worker can start.
     MIN_BYTES = 64 << 20
     _UNITS: ClassVar = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
     _TYPED: ClassVar = re.compile(r"(\d{1,15})\s*(|KiB|MiB|GiB)", re.IGNORECASE)
@@ -144,7 +145,7 @@ class Size(Text):
         return value
 
     def parse(self, written: str) -> int:
-        """Return the number of bytes that a word stands for.
+        """Return the number of bytes that a word on the command line denotes.
 
         Raises:
             ValueError: if the word is not a size, or the size is too small.
@@ -174,12 +175,12 @@ class Size(Text):
 
 
 class JobCount(Number):
-    """A number of processes, typed as a number or ``auto`` for the available processors."""
+    """A number of processes, typed as a number, or as ``auto`` for all available processors."""
 
     __slots__ = ()
 
     def parse(self, written: str) -> int:
-        """Return the number that a word stands for.
+        """Return the number that a word on the command line denotes.
 
         Raises:
             ValueError: if the word is neither ``auto`` nor a valid number.
@@ -220,14 +221,14 @@ class Option:
         written: the spellings and a placeholder for the value, as in the help: ``-j, --jobs N``. A
             text that begins with ``[`` declares an argument.
         about: the help text.
-        kind: the kind of the value, or of each of several values.
-        many: True if the option may be given several times, 3 if it takes three values; the value
-            of the setting is then a tuple.
+        kind: the kind of the value, or of each value if there are several. many: True if the option
+            may be given several times, 3 if it takes three values. In both cases, the value of the
+            setting is a tuple.
         may_differ: whether a run may be resumed or merged with another value of the setting.
         from_log: whether ``--resume`` without targets takes the value from the log.
-        repeated: whether the command that repeats a case contains the option, because the setting
-            changes verdicts.
-        typed_default: the default on the command line, if it differs from that of the field.
+        repeated: whether the command that repeats a case contains the option. True for settings
+            that may change a verdict.
+        typed_default: the default on the command line, if it differs from the default of the field.
         shorthand: a spelling for one particular value: (spelling, value, help text).
     """
 
@@ -243,15 +244,15 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The longest spelling, such as ``--jobs``; for a pair of flags, the flag for false."""
+        """The longest spelling, such as ``--jobs``; of a pair of flags, the flag for false."""
         last = self.written.rpartition(", ")[2].partition(" ")[0]
         return last.rpartition("/")[2]
 
     def check(self, value: Any) -> Any:
-        """Return a value, or a tuple of several, converted to the type of the setting.
+        """Return a value, or a tuple of several values, converted to the type of the setting.
 
         Raises:
-            ValueError: with a description of valid values, if a value is invalid.
+            ValueError: if a value is invalid; the message describes the valid values.
         """
         if not self.many:
             return self.kind.check(value)
@@ -259,7 +260,7 @@ class Option:
         return tuple(map(self.kind.check, value if several else (value,)))
 
     def words(self, value: Any) -> list[str]:
-        """Return the words to type for a value, which may be invalid; no words for None."""
+        """Return the words to type for a value, which may be invalid; an empty list for None."""
         if isinstance(self.kind, Flag):
             # For a pair of flags, self.flag is the flag for false, because true is the default.
             return [self.flag] if value is ("/" not in self.written) else []
@@ -274,7 +275,7 @@ class Option:
         return [self.flag, *typed] if typed else []
 
     def json(self, value: Any) -> Any:
-        """Return a checked value, or several, as JSON."""
+        """Return a checked value, or several checked values, as JSON."""
         if value is None:
             return None
         return [*map(self.kind.json, value)] if self.many else self.kind.json(value)
@@ -313,8 +314,8 @@ def setting(
         written: see :class:`Option`.
         about: see :class:`Option`.
         kind: the kind of the value; None for text.
-        section: the heading of the help under which the option is listed; empty for the section of
-            the setting declared before it, or else of the group.
+        section: the heading of the help under which the option is listed. If empty, the section of
+            the preceding setting or, for the first setting of a group, the section of the group.
         uses: the other attributes of :class:`Option`.
     """
     option = Option(written, about, kind or Text(), **uses)
@@ -362,8 +363,8 @@ class Settings:
         """Return an object whose settings have the given values.
 
         Args:
-            values: values by the names of settings, including those of groups; a setting without a
-                value, or with None, keeps its default.
+            values: values by the names of settings, including the settings of groups. A setting
+                keeps its default if it has no value, or if its value is None.
 
         Raises:
             UsageError: if a value of a setting is invalid.
@@ -416,7 +417,7 @@ class Settings:
         }
 
     def argv(self) -> list[str]:
-        """Return the words of the command line for every value that is not a default."""
+        """Return the words on the command line for every value that is not the default."""
         values = self.values()
         stated = [
             declared
@@ -437,7 +438,7 @@ def _settings_of(cls: type[Settings], section: str) -> Iterator[Declared]:
 
 
 def words_of(settings: Iterable[Declared], values: Mapping[str, Any]) -> list[str]:
-    """Return the words to type for the values of some settings; arguments are last.
+    """Return the words to type for the values of some settings; arguments come last.
 
     Args:
         settings: the settings.
