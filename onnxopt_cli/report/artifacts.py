@@ -66,7 +66,7 @@ def write_artifacts(
         UsageError: if a file cannot be written. No file is overwritten.
     """
     if view.nonconforming:
-        # A different run may have written to the folder since this run began.
+        # Another run may have written to the folder since this run began.
         check_folder(folder)
     free = FreeNames("{}-{}", alike=str.lower)
     folders = {backend.name: folder / free(file_name(backend.name)) for backend in view.backends}
@@ -77,7 +77,7 @@ def write_artifacts(
         parent = folders[result.backend]
         target = parent / f"test_{free(file_name(result.case), parent.name)}"
         try:
-            # If the folder exists but was not created by this run, it belongs to another run.
+            # If the folder exists and this run did not create it, it belongs to another run.
             parent.mkdir(exist_ok=parent in created)
             created.add(parent)
             write_new_directory(target, files)
@@ -106,8 +106,8 @@ def _files(result: Result, case: Case | None, oracles: Oracles) -> dict[str, byt
             files[f"test_data_set_0/actual_{index}.pb"] = actual
     if not problem.must_reject:
         return files
-    # The files of a rejection case get other names, because a directory without expected outputs
-    # must not be mistaken for a case.
+    # A case that must be rejected has no expected outputs. Its files get other names, so that the
+    # directory is not mistaken for a case.
     return {f"refused_{name}": data for name, data in files.items()}
 
 
@@ -131,7 +131,8 @@ def _readme(result: Result, view: RunView) -> str:
 def file_name(text: str) -> str:
     """Return a file name for any text.
 
-    Only letters, digits, ``_``, ``-`` and inner dots remain, so the name cannot leave its folder.
+    Only letters, digits, ``_``, ``-`` and inner dots remain, so that the file cannot be outside of
+    its folder.
     """
     return (
         re.sub(r"[^A-Za-z0-9_.-]", "_", text.replace("/", "-")).strip(".")[:_MAX_NAME_CHARS] or "_"

@@ -36,7 +36,7 @@ _MAX_SHOWN_SURVIVORS = 12
 
 
 def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableType]:
-    """Yield an operator's mutation score: a table, survivors and false alarms, details."""
+    """Yield an operator's mutation score: a table, survivors, false alarms, and details."""
     count = len(score.trials)
     cases = "1 case" if count == 1 else f"{count} cases"
     yield Text.assemble((score.operator.name, "bold"), f"  {cases}{_share(score)}")
@@ -57,7 +57,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
 
 
 def _counts(score: MutationScore) -> Table:
-    """Return a table: how many mistakes, mutants and reformulations were judged correctly."""
+    """Return a table with the numbers of mistakes, mutants and reformulations judged correctly."""
     stillborn = sum(verdict.stillborn for verdict in score.automatic)
     automatic_note = "; ".join(["killed", *_equivalence(score)])
     if stillborn:
@@ -84,7 +84,7 @@ def _counts(score: MutationScore) -> Table:
 
 
 def _equivalence(score: MutationScore) -> Iterable[str]:
-    """Yield how many mutants are equivalent, by the kind of evidence."""
+    """Yield the number of equivalent mutants for each kind of evidence."""
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     if isinstance(score.operator, Operator):
         yield f"{equivalent} more equal the formula on every input"
@@ -102,20 +102,19 @@ def _equivalence(score: MutationScore) -> Iterable[str]:
 
 
 def _extremes(numbers: Iterable[int]) -> tuple[int, int]:
-    """Return the least and the largest of some numbers."""
+    """Return the smallest and the largest of some numbers."""
     listed_numbers = [*numbers]
     return min(listed_numbers), max(listed_numbers)
 
 
 def _smallest_margin(score: MutationScore) -> str:
-    """Return the name of the killed mutant whose error exceeds its tolerance the least.
+    """Return the killed mutant with the smallest error / tolerance, as text.
 
-    Mutants with an infinite error are ignored.
+    The text is empty if every killed mutant has an infinite error / tolerance.
     """
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    # The ratio is infinite for an output that must be exact, and an infinite ratio says nothing
-    # about the margin.
+    # For an output that must be exact, the ratio is infinite and says nothing about the margin.
     if nearest is None or not math.isfinite(nearest.largest):
         return ""
     excess = short_error(nearest.largest)
@@ -125,7 +124,7 @@ def _smallest_margin(score: MutationScore) -> str:
 
 
 def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType]:
-    """Yield tables of the injected errors that tolerances catch, by error and by operator."""
+    """Yield tables of the injected errors that tolerances detect, by error and by operator."""
     for head in ("error", "operator"):
         key = attrgetter(head)
         names = map(key, injected) if head == "error" else sorted(map(key, injected))
@@ -143,7 +142,7 @@ def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType
 
 
 def _caught(injected: Sequence[InjectedErrors]) -> tuple[str, str, str]:
-    """Return the number of injected errors, and the shares that ONNX's tolerance and ours catch."""
+    """Return the number of injected errors, and the shares that both tolerances detect."""
     if not injected:
         return "", "", ""
     caught = (
@@ -165,8 +164,8 @@ def audit_json(scores: Sequence[MutationScore], shard: object = None) -> str:
 
     Args:
         scores: the scores, one per operator.
-        shard: the shard that was analysed, if any; the text then has all data that a merge of
-            shards needs.
+        shard: the shard that was audited; None for a whole audit. With a shard, the text contains
+            all data for merging shards.
     """
     part = {"shard": str(shard), "versions": VERSIONS} if shard else {}
     operators = [_score(score, joinable=bool(shard)) for score in scores]
@@ -202,7 +201,7 @@ def _attribute(value: Any) -> str:
 def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
     """Return attributes and inputs as text.
 
-    An element type that all inputs share is stated once, at the beginning.
+    If all inputs have the same element type, the type is stated once, at the beginning.
     """
     arrays = [value for value in inputs.values() if isinstance(value, np.ndarray)]
     kinds = {value.dtype.name for value in arrays if value.dtype.kind == "f"}

@@ -13,11 +13,10 @@ from onnxopt_cli.report.view.verdict import in_words
 def badge_report(view: RunView) -> str:
     """Return a badge as JSON text.
 
-    The badge is yellow if the run conforms with expected failures, green if it conforms and has
-    passes, grey if it conforms but has no pass, such as a shard without cases, and red otherwise.
-    The badge shows counts if all cases have been judged, otherwise the verdict. The text ends with
-    the excluded capabilities, and with the backend's declared precision if that precision widens
-    tolerances.
+    If the run does not conform, the badge is red. If it conforms, the badge is yellow if there are
+    expected failures, green if a case passes, and grey if no case passes, as in a shard without
+    cases. The badge shows counts if all cases have been judged, and the verdict otherwise. The text
+    ends with the excluded capabilities, and with the arithmetic that the backend declares, if any.
     """
     good = view.record.exit_code == 0
     color = "red"

@@ -1,7 +1,7 @@
 """Report failures as workflow commands, which GitHub shows beside the relevant lines of code.
 
-An error is shown beside the line of code that raised the error, if that line is known and belongs
-to the repository. Every other failure is shown beside its case.
+If the line of code that raised an error is known and belongs to the repository, GitHub shows the
+error beside this line. Every other failure is shown beside its case.
 
 Source: https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -23,33 +23,33 @@ from onnxopt_cli.report.view.result_view import ELSEWHERE, ResultView, failure_t
 from onnxopt_cli.report.view.run_view import RunView
 from onnxopt_cli.report.view.verdict import in_words
 
-#: The largest number of commands of a step that GitHub shows; GitHub drops further commands without
-#: a message.
+#: The largest number of commands that GitHub shows for a step. GitHub drops further commands
+#: without a message.
 _MAX_COMMANDS = 10
 #: The number of characters to which messages are shortened, because GitHub truncates long messages.
 _MAX_MESSAGE_CHARS = 4000
 # Outcomes whose traceback shows the cause.
 _RAISED = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
-# Matches the place of an exception in the form of :mod:`onnxopt_cli.backends.host`, or a frame of a
+# Matches the place of an exception as :mod:`onnxopt_cli.backends.host` states it, or a frame of a
 # Python traceback.
 _FRAME = re.compile(
     rf"^(?:{RAISED_AT}(?P<path>.+):(?P<line>\d{{1,7}})"
     r'|\s*File "(?P<file>[^"]+)", line (?P<number>\d{1,7})\b.*)$',
     re.MULTILINE,
 )
-# The words that Python's faulthandler prints above a traceback that begins with the innermost
+# Python's faulthandler prints these words above a traceback, which then begins with the innermost
 # frame.
 _INNERMOST_FIRST = "most recent call first"
 _MAX_SOURCE_BYTES = 4 << 20
-# Names of folders, such as environments, that contain code which is not part of the repository.
+# Names of folders with code that is not part of the repository, such as installed packages.
 _FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "node_modules"})
 
 
 def github_report(view: RunView) -> str:
     """Return at most ten commands, one per line: problems of files, then failures of each kind.
 
-    If there are more problems and failures, the last command states their number and the reports
-    that contain them.
+    If there are more problems and failures, the last command states how many, and which reports
+    contain them.
     """
     record = view.record
     items: list[Fault | ResultView] = [*record.problems, *record.findings, *view.examples]

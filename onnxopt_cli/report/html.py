@@ -1,9 +1,9 @@
 """Report a run as a single HTML file, which can be read without a network and without scripts.
 
-The Jinja environment escapes all text that templates insert: Jinja escapes markup, and invisible or
-harmful characters become visible escapes. Templates therefore need not escape text themselves. In
-addition, the content security policy of the page admits only one script and one style, identified
-by their hashes.
+The Jinja environment escapes all text that templates insert: markup is escaped, and invisible or
+harmful characters are replaced by visible escapes. Templates therefore need not escape text
+themselves. In addition, the content security policy of the page allows only one script and one
+style, which it identifies by their hashes.
 """
 
 from __future__ import annotations
@@ -36,38 +36,39 @@ from onnxopt_cli.report.view.verdict import (
     label,
 )
 
-# The largest number of cases that the table of outcomes shows; a browser needs seconds to lay out a
-# longer table. The filter of the page also finds the cases that are not shown.
+# The largest number of cases that the table of outcomes shows. A browser would need seconds to lay
+# out a longer table. The filter of the page also finds cases that are not shown.
 _MAX_ROWS = 1000
-# The largest number of passes that have a section with details of their own.
+# The largest number of passes for which the page has a section with details.
 _MAX_PASSES = 5000
 # The largest number of outputs in the chart of error / tolerance.
 _MAX_CHART_ROWS = 16
-# CSS classes of verdicts; every other verdict has the class ``bad``.
+# CSS classes of verdicts. A verdict without an entry has the class ``bad``.
 _LOOKS = {
     Conformity.CONFORMS.value: "good",
     Conformity.EXPECTED_FAILURES.value: "known",
 }
 _PAGE = files("onnxopt_cli.report") / "page"
-# The width of every chart in SVG user units, each of which is about a pixel of a narrow page.
+# The width of every chart in SVG user units. On a narrow page, a unit is about a pixel.
 _CHART_WIDTH = 400
 # The edges of the plot area of a chart with two axes.
 _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# Bars of larger values of error / tolerance end at this value, a little above the limit of 1.
+# If error / tolerance exceeds this value, which is slightly above the limit of 1, its bar ends
+# here.
 _MAX_DRAWN_SHARE = 1.15
-# The largest number of bits of a distance in ulp that is labelled with its value; larger distances
+# A distance in ulp with at most this number of bits is labelled with its value. Larger distances
 # are labelled as powers of two.
 _MAX_DECIMAL_BITS = 11
-# A chart has room for at least this number of bars, so that the bars of a chart with few bars are
-# not too wide.
+# The width of a bar is chosen as if the chart had at least this number of bars. Otherwise, a few
+# bars would be too wide.
 _MIN_BARS = 8
 _MAX_TICKS = 8
 # The range to which values of error / tolerance are clipped.
 _MIN_SHARE, _MAX_SHARE = 1e-6, 1e6
-# The limit to which the step numbers of a saved run are clipped, because they may be any integers.
+# The step numbers of a saved run may be any integers, and are clipped to this limit.
 _MAX_STEP = 10**12
 
 
@@ -79,7 +80,7 @@ class _Row:
         case: the case's id.
         operator: its operator.
         needs: the capabilities that it needs.
-        cells: its result on each backend; None for a backend on which it did not run.
+        cells: its result on each backend; None if it did not run on a backend.
     """
 
     case: str
@@ -125,8 +126,8 @@ def html_report(view: RunView) -> str:
 
 
 def page_parts() -> dict[str, Markup]:
-    """Return the style and the script of a page, and the policy that admits no others."""
-    # Files of the package onnxopt are trusted and not escaped.
+    """Return the style and the script of a page, and a policy that allows only these two."""
+    # Files of the package onnxopt are trusted, so they are not escaped.
     style, script = (Markup((_PAGE / name).read_text("utf-8")) for name in ("page.css", "page.js"))  # noqa: S704
     policy = Markup(_policy(style, script))  # noqa: S704 - made of hashes
     return {"style": style, "script": script, "policy": policy}
@@ -221,8 +222,9 @@ def _rows(view: RunView) -> list[_Row]:
 def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Result | None]]]:
     """Return rows and cells as data, which a browser reads many times faster than HTML.
 
-    A row consists of the case, its operator and capabilities, and a cell number for each backend.
-    The cells are listed by number, each with its column; cells that look alike share one number.
+    A row consists of the case, its operator, its capabilities, and the number of a cell for each
+    backend. The second list contains the cells, each with its column, in the order of their
+    numbers. Cells that look alike have the same number.
     """
     cells: dict[object, tuple[int, int, Result | None]] = {}
     data: list[list[Any]] = []
@@ -241,7 +243,7 @@ def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Res
 
 
 def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return for each operator the cells of all backends: counts in words, and a CSS class."""
+    """Return the cells of all backends for each operator: counts in words, and a CSS class."""
     by_operator: dict[str, dict[str, tuple[str, str]]] = {}
     for row in view.operators:
         expected = row.counts.get(EXPECTED_FAILURE, 0)
@@ -290,8 +292,8 @@ def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
         rows: the outputs of one backend, at least one.
 
     Returns:
-        The name of the drawing, a caption, the height, and the data of the drawing, as for every
-        chart.
+        The data of the chart. As for every chart, they include the name of the drawing, a caption
+        and the height.
     """
     most = max(rows, key=lambda row: row.tolerance_used_most)
     names = [f"{row.operator} {row.output}" for row in rows]
@@ -337,8 +339,8 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
     if not_finite := sum(row.not_finite for row in rows):
         says += f" {not_finite} are finite on one side only."
-    # A bar counts the distances with the same number of bits; its label is the smallest such
-    # distance.
+    # Each bar counts the distances with one number of bits, and is labelled with the smallest of
+    # these distances.
     bars = [
         (str(2**bits // 2) if bits <= _MAX_DECIMAL_BITS else f"2^{bits - 1}", count)
         for bits, count in enumerate(counts)
@@ -364,10 +366,10 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
 
 
 def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
-    """Return a chart of error / tolerance of trajectories over their steps.
+    """Return a chart that shows error / tolerance over the steps of trajectories.
 
     Args:
-        curves: by case, the largest error / tolerance of each recorded step; at least one case.
+        curves: for at least one case, the largest error / tolerance of each recorded step.
     """
     most = {case: max(curve.values()) for case, curve in curves.items()}
     worst = max(most, key=most.__getitem__)
@@ -410,7 +412,7 @@ def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
 
 def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], list[float]]:
-    """Return a function from numbers to y coordinates on a logarithmic axis, and ticks."""
+    """Return the function from numbers to y coordinates of a logarithmic axis, and its ticks."""
     low, high = math.log10(least), math.log10(max(most, 10 * least))
 
     def y(number: float) -> float:

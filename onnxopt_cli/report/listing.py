@@ -1,4 +1,4 @@
-"""Render operators, known mistakes, cases, backends and protocol findings for a terminal."""
+"""Render operators, known mistakes, cases, backends and results of protocol checks as text."""
 
 from __future__ import annotations
 
@@ -198,8 +198,8 @@ _VERDICT_WIDTH = max(map(len, RuleOutcome))
 def rule_line(finding: RuleResult) -> RenderableType:
     """Return a rule with its verdict and finding.
 
-    If the rule is violated, the remedy is added. The line to copy into the backend's specification
-    is printed separately.
+    If the rule is violated, the remedy is added. The option to add to the backend's specification
+    is not included.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_VERDICT_WIDTH)

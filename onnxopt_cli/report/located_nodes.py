@@ -39,7 +39,7 @@ _MAX_FOLDER_CHARS = 60
 _MAX_LISTED = 20
 _MAX_DIFFERENCES = 5
 _MAX_REASON_CHARS = 300
-# The largest ratio of error to tolerance that is shown as a number.
+# The largest error / tolerance that is shown as a number.
 _MAX_RATIO = 10**7
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 _NOT_JUDGED = NOT_ITS_FAULT | {Outcome.SKIP, Outcome.UNSUPPORTED}
@@ -56,8 +56,9 @@ def exit_code(located: Located) -> int:
     """Return the exit code of a search for wrong nodes.
 
     Returns:
-        0 if all nodes or the whole model are right, 1 if a node, a subgraph or the model is wrong
-        or fails, and 2 if nothing is wrong, but neither all nodes nor the model can be judged.
+        0 if all nodes are right, or the whole model is right. 1 if a node, a subgraph or the whole
+        model is wrong or fails. 2 if nothing is wrong, but neither all nodes nor the whole model
+        can be judged.
     """
     if located.wrong or located.subgraph:
         return 1
@@ -69,9 +70,9 @@ def exit_code(located: Located) -> int:
 
 
 def write_reproductions(parent: Path, located: Located) -> dict[tuple[str, str], Path]:
-    """Write a test directory for each finding unless it exists; return the directories.
+    """Write a test directory for each finding, and return the directories.
 
-    A finding whose directory exists with the same files is not written again.
+    If a directory with the same files exists, it is returned instead, and nothing is written.
 
     Raises:
         UsageError: if a file cannot be written.
@@ -99,7 +100,7 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
     except UsageError as error:
         if isinstance(error.__cause__, OSError):
             raise
-        # A value of the finding's problem has a type that a test directory cannot store.
+        # The finding contains a value with a type that a test directory cannot store.
         raise UsageError(f"cannot write {folder}: {error.message}") from error
     return folder
 
@@ -112,7 +113,7 @@ def _has_files(folder: Path, files: Mapping[str, bytes]) -> bool:
             return False
         for name, data in files.items():
             path = folder / name
-            # A file whose size differs may be large, so its content is not read.
+            # If the size differs, the file need not be read; it may be large.
             if path.stat().st_size != len(data) or path.read_bytes() != data:
                 return False
     except OSError:
@@ -175,7 +176,8 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         backends: the backends as they are given to ``-b``.
 
     Yields:
-        Lines that may be wrapped, and commands, which have :attr:`rich.text.Text.no_wrap` set.
+        Lines that may be wrapped, and commands that must not be wrapped. Commands have
+        :attr:`rich.text.Text.no_wrap` set.
     """
     several = len(backends) > 1
     yield from _wrong_lines(located, folders, backends)
@@ -193,7 +195,8 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
             if why := located.unreduced.get(backend):
                 yield Text(f"  no subgraph was searched: {why}")
     after_others = [entry for entry in located.not_judged if entry.reason == NO_OPERAND]
-    # Nodes that were not reached before an interruption are merely counted, in the last line.
+    # If an interruption prevented the judgement of a node, the node is only counted, in the last
+    # line.
     unlisted = {NO_OPERAND, INTERRUPTED_REASON}
     listed = [entry for entry in located.not_judged if entry.reason not in unlisted]
     for entry in listed[:_MAX_LISTED]:
@@ -261,9 +264,9 @@ def _error(finding: LocatedNode) -> str:
 
 
 def _differences(located: Located) -> Iterator[Text]:
-    """Yield lines for disagreements of backends, and for contributions of nodes.
+    """Yield lines for the nodes on which backends disagree, and for contributions of nodes.
 
-    A node may contribute to the tolerance or to the error of an output.
+    A node may contribute to the tolerance of an output, or to its error.
     """
     ordered = sorted(located.disagreements, key=lambda entry: -max(entry.errors.values()))
     for entry in ordered[:_MAX_DIFFERENCES]:
@@ -301,7 +304,7 @@ def _summary(located: Located) -> Iterator[Text]:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A node, or a value that no node of the graph computes, with its position in the drawing."""
+    """A box in a drawing: a node, or a value that no node of the graph computes."""
 
     x: int
     y: int
@@ -382,8 +385,8 @@ def _again(folder: Path, backend: str) -> str:
 def _drawing(finding: LocatedNode, node: onnx.NodeProto, model: onnx.ModelProto) -> _Drawing:
     """Draw a node with its neighbours in the main graph of the model.
 
-    A node of an inlined function or of a nested graph has no neighbours in the main graph; the
-    inputs of such a node are drawn as values.
+    If the node belongs to an inlined function or to a nested graph, it has no neighbours in the
+    main graph. Its inputs are then drawn as values.
     """
     nodes = model.graph.node
     producers: Mapping[str, onnx.NodeProto] = {

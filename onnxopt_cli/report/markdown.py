@@ -1,7 +1,7 @@
 """Report a run as Markdown for GitHub and GitLab.
 
-Untrusted text occurs only in code spans, code fences and escaped HTML. In code spans, code fences
-and escaped HTML, text cannot form links, mentions, tables or tags.
+Untrusted text occurs only in code spans, code fences and escaped HTML, where it cannot form links,
+mentions, tables or tags.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
 #: GitHub accepts comments of up to 65,536 characters, and step summaries of up to 1 MiB.
 _MAX_REPORT_CHARS = 60_000
-#: The largest number of characters of a part: of the causes, of the counts, and of the problems of
-#: files.
+#: The largest number of characters of the causes, of the counts, and of the problems of files.
 _MAX_PART_CHARS = 8_000
-#: The largest number of characters of a list: of changes, of expected failures, and of reasons.
+#: The largest number of characters of the lists of changes, of expected failures, and of reasons.
 _MAX_LIST_CHARS = 3_000
 #: Number of characters that are reserved for the parts after the failures.
 _REST_CHARS = 2_500
@@ -39,8 +38,8 @@ _MAX_NAME_CHARS = 300
 def markdown_report(view: RunView) -> str:
     """Return a run as Markdown text of at most 60,000 characters.
 
-    The text contains the causes, the counts, problems of files, failures of each kind, the number
-    of failures that do not fit and, if it fits, the accuracy.
+    The text contains the causes, the counts, the problems of files, and failures of each kind. It
+    states the number of failures that do not fit, and contains the accuracy if there is room.
     """
     parts = [
         _title(view),
@@ -62,7 +61,7 @@ def markdown_report(view: RunView) -> str:
 
 
 def _title(view: RunView) -> str:
-    """Return the heading of a report: the verdict, and the name of a single backend."""
+    """Return the heading of a report: the backend, if there is only one, and the verdict."""
     subject = view.subject
     return f"# {subject if subject == NEUTRAL_SUBJECT else _code(subject)} {view.verdict}"
 
@@ -84,7 +83,7 @@ def _fitting(parts: Iterable[str], room: int, between: int) -> list[str]:
 
 
 def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> list[str]:
-    """Return the lines that fit into a part, and a line with the number of omitted lines."""
+    """Return the lines that fit into ``room`` characters, and a line that counts all others."""
     fitting = _fitting(lines, room, len("\n"))
     hidden = len(lines) - len(fitting)
     return [*fitting, more.format(hidden)] if hidden else fitting
@@ -93,7 +92,7 @@ def _listed(lines: Sequence[str], more: str, room: int = _MAX_PART_CHARS) -> lis
 def _changes(view: RunView) -> list[str]:
     """Return a list of improvements and deteriorations since the baseline.
 
-    Changes that are neither improvements nor deteriorations are only counted.
+    All other changes are only counted.
     """
     if view.baseline is None:
         return []
@@ -250,7 +249,7 @@ def _code(text: str, longest: int = _MAX_NAME_CHARS) -> str:
         return ""
     if "`" not in text and "|" not in text:
         return f"`{text}`"
-    # Even after a backslash, a pipe would end the cell. A character reference never acts as markup.
+    # A pipe ends the cell even after a backslash, but a character reference never acts as markup.
     escaped = re.sub(r"[\W_]", lambda match: f"&#{ord(match[0])};", text)
     return f"<code>{escaped}</code>"
 

@@ -1,4 +1,4 @@
-"""Render an ONNX operator without a formula: its signature, how it is judged, and its mutants."""
+"""Render an ONNX operator without a formula: signature, judgement of outputs, and mutants."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _types(schema: defs.OpSchema, type_str: str) -> str:
     return _plain_type(type_str)
 
 
-# Parts of the names of types in schemas, each with the words that replace the part on pages.
+# Parts of the names of types in schemas, with the words that replace these parts on pages.
 _TYPE_WORDS = (
     ("tensor(float)", "float32"), ("tensor(double)", "float64"), ("tensor(", ""), (")", ""),
     ("seq(", "sequence of "), ("optional(", "optional "), ("map(", "map of "),
@@ -118,7 +118,7 @@ def _plain_type(name: str) -> str:
 
 
 def _attribute_rows(schemas: Sequence[defs.OpSchema]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, type and default of each attribute, and differences in earlier versions."""
+    """Yield the name, type and default of each attribute, and differences in earlier versions."""
     newest = schemas[0]
     names = {name for schema in schemas for name in schema.attributes}
     for name in sorted(names, key=lambda item: (item not in newest.attributes, item)):

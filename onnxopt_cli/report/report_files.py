@@ -16,18 +16,18 @@ from onnxopt_cli.report.view.run_view import RunView
 
 #: The path of a report that is written to standard output.
 STDOUT = "-"
-#: In lists of requested reports, the name of the Markdown report that is appended to the summary of
-#: a GitHub step. Users cannot request this report by name.
+#: The name of the Markdown report that is appended to the summary of a GitHub step, in lists of
+#: reports. Users cannot request this report by name.
 SUMMARY = "step summary"
-#: The largest number of bytes of a step's summary; GitHub discards a longer summary.
+#: The maximum number of bytes of a step's summary. GitHub discards a longer summary.
 _MAX_SUMMARY_BYTES = 1 << 20
 
 
 def parse_reports(requests: Sequence[str]) -> list[tuple[str, Path]]:
-    """Parse ``FORMAT=PATH`` requests, where the path ``-`` is standard output.
+    """Parse ``FORMAT=PATH`` requests; the path ``-`` is standard output.
 
     Raises:
-        UsageError: if a format is unknown, its packages are missing, or the folder is not writable.
+        UsageError: if a format is unknown, or if a file cannot be written.
     """
     reports = []
     for request in requests:
@@ -54,7 +54,7 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
         files: other files of the run; some may not exist.
 
     Raises:
-        UsageError: naming the first report that would replace a file.
+        UsageError: if a report would replace a file; the message names the first such report.
     """
     # Several reports may share a device or a pipe.
     require_unused(
@@ -68,7 +68,7 @@ def require_apart(reports: Sequence[tuple[str, Path]], files: Iterable[Path]) ->
 
 
 def write_all(writes: Iterable[Callable[[], object]]) -> None:
-    """Call functions that write files; an error of one call does not prevent the next call.
+    """Call functions that write files; after an error, the remaining functions are still called.
 
     Raises:
         UsageError: with the messages of all errors.
@@ -114,7 +114,9 @@ def render(name: str, view: RunView) -> Iterable[str]:
 
 
 def _append_summary(path: Path, view: RunView) -> None:
-    """Append the Markdown report to a GitHub step's summary, or only the verdict if it is full.
+    """Append the Markdown report to the summary of a GitHub step.
+
+    If the summary would become too long, only the verdict is appended.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -122,7 +124,7 @@ def _append_summary(path: Path, view: RunView) -> None:
     report = "".join(render("markdown", view))
     data = report.encode()
     if path.is_fifo():
-        # path.open() would block until the pipe has a reader.
+        # path.open() would wait without limit for a reader of the pipe.
         write_atomically(path, data)
         return
     try:

@@ -1,7 +1,7 @@
 """Write a run as one JSON document, and read a saved run from such a document or a log.
 
 The field ``schema`` contains the version of the format. The version changes if the meaning of a
-field changes, not if a field is added.
+field changes. It does not change if a field is added.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMA = "onnxopt.report/1"
 
 
 def json_report(view: RunView) -> Iterator[str]:
-    """Yield a run as pieces of JSON text, to limit the memory that a large run needs.
+    """Yield a run as pieces of JSON text, so that a large run needs little memory.
 
     :mod:`onnxopt_cli.core.record` defines the format of numbers.
     """
@@ -66,7 +66,7 @@ def json_report(view: RunView) -> Iterator[str]:
 def _lines(document: Mapping[str, object]) -> Iterator[str]:
     """Yield a document as JSON with one line per item of a list.
 
-    The indentation of :mod:`json` takes minutes for a large run.
+    :mod:`json` can also indent a document, but takes minutes for a large run.
     """
     before = "{\n "
     for key, value in document.items():
@@ -84,7 +84,7 @@ def _lines(document: Mapping[str, object]) -> Iterator[str]:
 
 
 def _plain(value: object) -> str:
-    # CI servers would interpret these texts on standard output as commands.
+    # On standard output, CI servers would interpret these texts as commands.
     text = json.dumps(value, allow_nan=False).replace("##", "#\\u0023")
     return text.replace("[[ATTACHMENT|", "[\\u005bATTACHMENT|")
 
@@ -100,8 +100,8 @@ def read_saved_run(path: Path) -> RunRecord:
     """
     if str(path) == _STDIN:
         with tempfile.NamedTemporaryFile(suffix=".jsonl") as copy:
-            # One byte more than the limit is copied, so that reading the copy reports an excessive
-            # size.
+            # Copy up to one byte more than the limit, so that reading the copy reports a size
+            # beyond the limit.
             try:
                 content = sys.stdin.buffer.read(MAX_BYTES + 1)
             except OSError as error:
@@ -124,11 +124,11 @@ def read_saved_run(path: Path) -> RunRecord:
     try:
         json.loads(data)
     except (ValueError, RecursionError):
-        # The file is not a single JSON document. If the file is not a log, read_record raises an
-        # exception.
+        # The file is not a single JSON document, but may be a log. If it is not a log either,
+        # read_record raises an exception.
         return read_record(path)
     try:
-        # A report may have been written in any number of parts.
+        # The number of parts of a report is not limited.
         document = read_json(data, most_parts=len(data))
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             return read_record(path)
@@ -140,7 +140,7 @@ def read_saved_run(path: Path) -> RunRecord:
 
 
 def _records(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the run in a report as log records, which are validated like the records of a log."""
+    """Yield the run in a report as the records of a log, so that it can be validated as a log."""
     results, options = document["results"], document["options"]
     cases = {result["case"] for result in results if result["case"] not in OUTSIDE_IDS}
     config = RunConfig.from_json(options)

@@ -40,7 +40,7 @@ from onnxopt_cli.report.view.verdict import (
     is_expected_failure,
 )
 
-#: Styles of outcomes; all other outcomes are failures of the backend.
+#: Styles of outcomes. All outcomes without an entry are failures of the backend.
 STYLES = {
     Outcome.PASS: "green",
     Outcome.SKIP: "dim",
@@ -60,7 +60,7 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# Number of rows at the end of the table of causes that are reserved for frequent causes.
+# The number of last rows in the table of causes that are reserved for frequent causes.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
@@ -68,26 +68,27 @@ _MAX_ROWS = 18
 _MAX_ELEMENTS = 3
 # The largest number of lines of the backend's output that a panel shows.
 _MAX_PRINTED_LINES = 3
-# The largest number of outputs, other than the worst, that a panel names.
+# The largest number of outputs that a panel names in addition to the worst output.
 _MAX_NAMES = 6
 # The largest number of characters of a case's description that a panel shows.
 _MAX_ABOUT_CHARS = 200
-# The number of columns of a panel's border that its title cannot occupy.
+# The number of columns in a panel's border that are not available for the title.
 _BORDER_COLUMNS = 6
 # A width that exceeds the width of any terminal.
 _WIDE_COLUMNS = 10_000
-# The length of words that no table breaks.
+# Words of at most this length are not broken in tables.
 _MAX_NAME_CHARS = 40
 # The minimum length of the parts of a broken word.
 _MIN_PART_CHARS = 20
-# The duration in seconds of a search for explanations above which the verdict states the duration.
+# If a search for explanations takes longer than this number of seconds, the verdict states its
+# duration.
 _LONG_SECONDS = 1.0
-# The largest number of operators that the message about incompletely examined operators names.
+# The largest number of operators that a message names if they were not completely examined.
 _MAX_UNEXAMINED = 5
 
 
 def outcome_text(result: Result) -> Text:
-    """Return the outcome as a word with remarks; in capitals if it is a failure."""
+    """Return the outcome as a word, in capitals if it is a failure, followed by remarks."""
     outcome = result.outcome
     if is_expected_failure(result):
         return Text(f"{outcome.value} (expected)", style="dim")
@@ -153,10 +154,10 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     """Yield the number of failures, and a table of causes with their counts.
 
     Args:
-        groups: the failures by cause; if there are many groups, the table counts the smallest
-            without listing them.
-        examples: the report shows an example of this number of groups, from the first on, below the
-            table. The row of each later group names an example.
+        groups: the failures by cause. If there are many groups, the table does not list all of
+            them, but only counts the rest.
+        examples: number of groups, from the first on, of which the report shows an example below
+            the table. The row of any other group names an example.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
     count = sum(len(group.results) for group in groups)
@@ -167,7 +168,7 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     for justify in ("right", "right", "left"):
         table.add_column(justify=justify, overflow="fold")
     numbered = list(enumerate(groups, start=1))
-    # Groups with wrong values come first and may fill the table, apart from reserved rows. The
+    # Groups with wrong values come first, and may fill all rows except the reserved ones. The
     # reserved rows show the most frequent of the remaining causes.
     leading = _MAX_CAUSES - _MAX_FREQUENT_CAUSES
     first, remaining = numbered[:leading], numbered[leading:]
@@ -192,8 +193,8 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
 def _node_line(result: Result, about: str) -> str:
     """Return the attributes and shapes of a single node without a formula; empty for other models.
 
-    The result is also empty for a generated case, whose description contains the attributes and
-    shapes.
+    The result is also empty for a generated case, because its description contains the attributes
+    and shapes.
     """
     content = result.content
     if content is None or len(content.nodes) != 1:
@@ -221,12 +222,12 @@ def failure_panel(
         view: the case on a backend.
         about: the case's description.
         complete: whether to show the whole stack trace and all wrong outputs.
-        brief: whether to show only the worst element, for panels after the first one.
+        brief: whether to show only the worst element, as in all panels after the first panel.
         note: subtitle of the panel.
         more: a command that shows more about the cause.
     """
     result = view.result
-    # Show the location of an invalid case, where the user has to correct the file.
+    # The user has to correct the file of an invalid case, so show its location.
     location = str(result.location) if result.outcome is Outcome.INVALID else ""
     message = view.message if complete else remark(result, "-v shows them")
     printed = printed_text(result.printed, None if complete else _MAX_PRINTED_LINES)
@@ -264,7 +265,7 @@ def failure_panel(
 
 
 class _FailurePanel:
-    """A panel whose title becomes its first line if the title is too long for the border."""
+    """A panel; if its title is too long for the border, the title is its first line."""
 
     def __init__(self, title: Text, parts: Sequence[RenderableType], note: str) -> None:
         self._title, self._parts, self._note = title, parts, note
@@ -316,8 +317,8 @@ def _details(output: OutputView, most: int | None) -> Iterable[RenderableType]:
 class _Elements:
     """A table of elements that never breaks a number over two lines.
 
-    If the table is too wide, two columns are omitted, whose largest values are shown above the
-    table. If the table is still too wide, each element is a paragraph.
+    If the table is too wide, two columns are omitted; their largest values are shown above the
+    table. If the table is still too wide, each element is shown as a paragraph.
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -332,8 +333,7 @@ class _Elements:
             )
             cells = [(f"  {index}", *numbers) for index, *numbers in rows]
             table = plain_table(cells, [f"  {first}"], titles, "dim")
-            # The padding is so small that numbers with the maximum number of digits fit into 80
-            # columns.
+            # With this padding, numbers with the maximum number of digits fit into 80 columns.
             table.padding = (0, 1, 0, 0)
             width = console.measure(table, options=options.update(max_width=_WIDE_COLUMNS)).maximum
             if width <= options.max_width:
@@ -347,9 +347,9 @@ class _Elements:
 class WordTable(Table):
     """A table that breaks cells only between words.
 
-    If the longest words do not fit beside each other, each row becomes a paragraph that begins with
-    its first cell. Long words, such as paths, are broken instead if they exceed
-    ``_MAX_NAME_CHARS`` and half of the width.
+    If the longest words of all columns do not fit into a line, each row is shown as a paragraph
+    that begins with its first cell. As an exception, words such as paths are broken if they are
+    longer than ``_MAX_NAME_CHARS`` and half of the width.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -372,7 +372,7 @@ class WordTable(Table):
         if room < 0:
             yield from self._paragraphs()
             return
-        # The first columns, which have the names, get their full width first.
+        # Distribute the remaining room from the left, because the first columns contain the names.
         for column, minimum, maximum in zip(self.columns, least, most, strict=True):
             column.width = minimum + min(room, maximum - minimum)
             room -= column.width - minimum
@@ -404,7 +404,8 @@ def plain_table(
     """Return a table without lines.
 
     Args:
-        rows: the cells; invisible and harmful characters of strings become visible.
+        rows: the cells; in strings, invisible and harmful characters are replaced by visible
+            escapes.
         left: titles of the first columns, which are left-aligned.
         right: titles of the other columns, which are right-aligned.
         style: style of the titles.
@@ -422,7 +423,7 @@ def plain_table(
 def summary_table(view: RunView) -> Table | None:
     """Return the counts by operator; None if there are many operators and no failures.
 
-    If there are many operators, only the operators with the most failures are shown.
+    If there are many operators, the table shows only the operators with the most failures.
     """
     rows = view.operators
     failing = sorted((row for row in rows if row.failing), key=lambda row: -row.failing)
@@ -481,9 +482,9 @@ def accuracy_tables(view: RunView) -> Iterator[Table]:
 
 
 def verdict(view: RunView, seconds: float, explaining: float = 0.0) -> list[Text]:
-    """Return lines for faults of expectation files, then one line per backend.
+    """Return lines for faults of expectation files, followed by one line per backend.
 
-    The line of a backend states its conformity and the number of results by outcome.
+    The line of a backend states its conformity, and the number of results by outcome.
 
     Args:
         view: the run.

@@ -22,21 +22,22 @@ from onnxopt_cli.operators.registry import registry
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """An output of an operator on a backend; the values summarize all cases.
+    """The accuracy of an output of an operator on a backend, summarized over all cases.
 
     Attributes:
         backend: the backend's name.
         operator: the operator's name.
-        output: the output's name in the specification, which several tensors of a node may share. A
-            remark follows if the backend uses an algebraic identity that loses relative accuracy.
+        output: the name of the output in the specification; several tensors of a node may have the
+        same name. A remark follows if the backend uses an algebraic identity that loses relative
+        accuracy.
         provenance: the source of the tolerance.
         tensors: number of judged tensors.
         elements: number of their elements.
         tolerance_used_most: largest error / tolerance of an element; 1.0 is the limit.
-        tolerance_used_median: median over the tensors of the median error / tolerance of their
-            elements.
+        tolerance_used_median: for each tensor, the median error / tolerance of its elements is
+            computed; this is the median over all tensors.
         max_ulp: largest distance to the correctly rounded result, in ulp.
-        ulp_counts: number of elements by the number of bits of their distance in ulp, as in Diff.
+        ulp_counts: a histogram of the distances in ulp, as in Diff.
     """
 
     backend: str
@@ -70,19 +71,19 @@ class Accuracy:
 
     @property
     def not_finite(self) -> int:
-        """The number of elements for which only the expected or only the actual value is finite."""
+        """The number of elements of which exactly one value, expected or actual, is finite."""
         return self.elements - sum(self.ulp_counts)
 
     @property
     def bits_lost(self) -> float:
-        """``log2(1 + max_ulp)``; infinite if there are elements that are :attr:`not_finite`."""
+        """``log2(1 + max_ulp)``; infinite if :attr:`not_finite` is positive."""
         return math.inf if self.not_finite else math.log2(1 + self.max_ulp)
 
     def ulp_within(self, share: float) -> int | None:
-        """Return a distance in ulp that a share of the elements does not exceed.
+        """Return the smallest distance in ulp that this share of the elements does not exceed.
 
         The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`. The result is
-        None if too few elements have a finite distance.
+        None if the share of elements with a finite distance is too small.
         """
         cumulative = accumulate(self.ulp_counts)
         enough = (bits for bits, count in enumerate(cumulative) if count >= share * self.elements)
@@ -113,10 +114,10 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 
 
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
-    """Yield operator, output and diff of each tensor whose values were compared.
+    """Yield the operator, the output and the diff of each tensor whose values were compared.
 
-    If a result passes only by an algebraic identity that loses relative accuracy, a remark follows
-    the output's name.
+    If a result passes only because an algebraic identity is accepted, a remark follows the name of
+    the output.
     """
     operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"
@@ -136,7 +137,7 @@ def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
                 break
             output = names[position // groups]
         else:
-            # The names of a model's outputs are arbitrary, so the outputs are identified by number.
+            # The names of a model's outputs are arbitrary. Number the outputs instead.
             number = stems.index(diff.name.partition("[")[0]) + 1
             output = f"output {number}" if len(stems) > 1 else "output"
         yield subject, output, diff

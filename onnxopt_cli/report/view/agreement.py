@@ -1,6 +1,7 @@
-"""Failing cases in which several backends agree with each other, a reason to check the case.
+"""Failing cases in which several backends agree with each other.
 
-Agreement does not change a verdict, because several backends may have the same mistake.
+Agreement is a reason to check the case. It does not change the verdict, because several backends
+may have the same mistake.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from onnxopt_cli.core.values import (
     kind_of,
 )
 
-# The largest distance between two backends that agree, as a fraction of their distance to the
-# expected result.
+# Two backends agree if the distance between their outputs is at most this fraction of their
+# distance to the expected result.
 _MAX_DISTANCE_RATIO = 1 / 16
-# The largest distance between two backends that agree, as a fraction of their magnitude, if their
-# distance to the expected result is not finite.
+# If the distance to the expected result is not finite, two backends agree if the distance between
+# their outputs is at most this fraction of their magnitude.
 _MAX_RELATIVE_DISTANCE = 1e-3
 _MAX_NAMED_CASES = 5
 _FLOATS = {NumberKind.FLOAT, NumberKind.COMPLEX}
@@ -64,7 +65,7 @@ def _line(backends: Sequence[str], cases: Sequence[str]) -> str:
 
 
 def _agreeing_sets(results: Iterable[Result]) -> list[list[Result]]:
-    """Return sets of at least two results that agree with the first result of the set."""
+    """Return sets of at least two results; all results agree with the first result of their set."""
     sets: list[list[Result]] = []
     for result in results:
         for agreeing in sets:
@@ -83,7 +84,7 @@ def _agree(left: Result, right: Result) -> bool:
     for left_value, right_value in zip_longest(left.returned, right.returned):
         if not isinstance(left_value, np.ndarray) or not isinstance(right_value, np.ndarray):
             return False
-    # The diffs of a sequence, one per tensor, do not correspond to the returned values.
+    # A sequence has one diff per tensor, so its diffs do not correspond to the returned values.
     if any(place >= len(left.returned) for place in wrong) or not wrong:
         return False
     return all(

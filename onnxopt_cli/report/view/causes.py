@@ -1,8 +1,8 @@
-"""Groups failures by cause: by the known mistake that explains them, or by similarity.
+"""Group failures by cause: by the explanation of failures, or by the similarity of messages.
 
-Messages with the same cause differ only in the names, numbers and shapes of one case. The pattern
-of a message is the message without names, numbers and shapes, so that a report can list the cause
-once.
+Messages with the same cause often differ only in names, numbers and shapes of a case. The *pattern*
+of a message is the message with placeholders for these parts. A report lists failures with the same
+pattern as one cause.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ _SHAPE = re.compile(r"\[.*?\]")
 _MAX_LINE_CHARS = 200
 # The largest number of outputs, and of operators, that a title names.
 _MAX_NAMES = 3
-# The largest number of elements of a preferred example, because large examples are hard to read.
+# Examples with at most this number of elements are preferred, because large examples are hard to
+# read.
 _MAX_READABLE_ELEMENTS = 64
-# The placeholder for a part that differs between cases.
+# The placeholder in a pattern for a part that differs between cases.
 _PLACEHOLDER = "…"
-# The number of characters at the beginning of a message that are used; messages state the cause
-# before the circumstances.
+# Only this number of characters of a message is used, because messages state the cause before the
+# circumstances.
 _MAX_PATTERN_SOURCE_CHARS = 600
 _MAX_NESTING = 8
 _QUOTED = re.compile(r"""(?<!\w)(?:"[^"]*"|'[^']*'|`[^`]*`|<[^<>]*>)""")
@@ -59,12 +60,12 @@ _IDENTIFIER = re.compile(
 )
 _TYPE_NAME = re.compile(r"^[\w.]+:(?=\s)")
 _WORD = re.compile(r"\w+")
-# The only English words of one letter; other words of one letter, such as X or y, are names of
-# tensors.
+# The only English words with one letter. Any other single letter, such as X or y, is the name of a
+# tensor.
 _ONE_LETTER_WORDS = frozenset("aAI")
 _PLACEHOLDERS = re.compile(rf"{_PLACEHOLDER}(?:[\s,;x:]*{_PLACEHOLDER})+")
-# If otherwise equal patterns have at least this number of different words at one position, the
-# words are considered names.
+# Some patterns are equal except for one word. If there are at least this number of different words
+# at this position, the words are considered names.
 _MIN_NAMES = 3
 _PUNCTUATION = ",;:."
 # Element types whose names contain no digit.
@@ -76,11 +77,10 @@ class FailureGroup:
     """Failures with the same explanation, or similar failures.
 
     Attributes:
-        backend: the backend's name; empty for an invalid case, which is not the backend's fault.
+        backend: the backend's name; empty for invalid cases, which are not the fault of a backend.
         cause: description of the common cause.
         operator: the operator of explained failures; empty for unexplained failures.
-        known_mistakes: the known mistakes that explain the failures; empty for unexplained
-            failures.
+            known_mistakes: the known mistakes that explain the failures; may be empty.
         results: the failures, the most informative one first.
     """
 
@@ -97,7 +97,7 @@ class FailureGroup:
 
     @property
     def formula_change(self) -> list[str]:
-        """The formula's lines; lines that the mistakes change are marked with ``-`` and ``+``.
+        """The lines of the formula, with ``-`` and ``+`` before lines that the mistakes change.
 
         The result is empty if no known mistake is the cause, or if this installation lacks the
         operator.
@@ -114,8 +114,8 @@ def group_failures(
 ) -> list[FailureGroup]:
     """Group failures by cause.
 
-    Groups are ordered by severity; groups of equal severity are ordered by size. Wrong values have
-    the highest severity, errors the lowest. An invalid case is listed once, even if there are
+    Groups are ordered by severity, and groups of equal severity by size. Wrong values have the
+    highest severity, and errors have the lowest. An invalid case is listed once, even if there are
     several backends.
 
     Args:
@@ -154,7 +154,8 @@ def causes_by_result(
 ) -> dict[tuple[str, str], str]:
     """Return a description of the cause of each failure, by backend and case.
 
-    The failures of each operator are grouped separately, so that a description names one operator.
+    The failures of each operator are grouped separately, so that each description names one
+    operator.
 
     Args:
         failed: results that are not as expected.
@@ -216,12 +217,13 @@ def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
 
 
 def _similarity_key(result: Result, pattern: str) -> tuple[str, ...]:
-    """Return a key that is equal for similar results; its first item is the message pattern."""
+    """Return a key that similar results have in common; its first item is the pattern."""
     structure = _wrong_structures(result)
     key = [pattern, result.outcome, result.standing or "", bool(result.flaky) * "flaky"]
     key += structure
     if result.wrong and not structure:
-        # Results with wrong values are similar only if operator and outputs are the same.
+        # Results with wrong values are similar only if they have the same operator and wrong
+        # outputs.
         key += [*result.operators, *sorted({_DIGITS.sub("", diff.name) for diff in result.wrong})]
     return tuple(map(str, key))
 
@@ -241,8 +243,8 @@ def _wrong_structures(result: Result) -> list[str]:
 def _message_line(result: Result) -> str:
     """Return the most informative line of a result's message.
 
-    The first line is the most informative; if it ends with a colon, the second line is added. The
-    last line may be a frame of a stack trace.
+    This is the first line, followed by the second line if the first ends with a colon. The last
+    line is not used, because it may be a frame of a stack trace.
     """
     message = remark(result)
     if result.wrong and _STEP.match(message):
@@ -284,16 +286,16 @@ def _operator(result: Result) -> str:
 def _most_informative_first(results: Sequence[Result]) -> list[Result]:
     """Return results with the most informative result first.
 
-    The most informative result has few elements and a large but finite error, so that it can be
-    verified by hand. If no result has values, a result with the most frequent message comes first.
-    A flaky result comes first only if all results are flaky.
+    The most informative result has few elements and a large but finite error, so that a reader can
+    verify it by hand. If no result has values, the first result has the most frequent message. A
+    flaky result comes first only if all results are flaky.
     """
     message_counts = Counter(result.message for result in results)
 
     def rank(result: Result) -> tuple[object, ...]:
         wrong = [diff for diff in result.diffs if diff.mismatches]
         elements = sum(diff.elements for diff in result.diffs)
-        # Relative errors above 1 are treated as 1: a tiny expected value does not make a better
+        # Relative errors above 1 count as 1, because a tiny expected value does not make a better
         # example.
         error = max((min(diff.max_relative, 1.0) for diff in wrong), default=0.0)
         finite = all(isfinite(diff.max_absolute) for diff in wrong)
@@ -312,15 +314,15 @@ def _most_informative_first(results: Sequence[Result]) -> list[Result]:
 
 
 def message_pattern(message: str, operators: Collection[str] = ()) -> str:
-    """Return one line of a message with a placeholder for each part that is specific to a case.
+    """Return the pattern of a message: a placeholder replaces each part that is specific to a case.
 
     Placeholders replace quoted text, text in brackets, paths, numbers, identifiers, element types
-    and operators. If a message begins with the type of an exception, the type is not replaced. If
-    the whole message is quoted or in brackets, such as an exception with a tuple of arguments, its
-    quoted sentences are kept.
+    and operators. If a message begins with the type of an exception, the type is kept. If the whole
+    message is quoted or in brackets, as for an exception with a tuple of arguments, its quoted
+    sentences are kept.
 
     Args:
-        message: the line.
+        message: one line of the message.
         operators: names of operators in the run.
     """
     text = message[:_MAX_PATTERN_SOURCE_CHARS]
@@ -359,7 +361,7 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
     """Merge the patterns that differ only in names; return the common pattern for each pattern.
 
     A name may be an ordinary word, as in ``input start: rank mismatch``. Patterns that differ in
-    one word are merged if at least three different words occur, or if one of the words is a
+    one word are merged if there are at least three different words, or if one of the words is a
     placeholder. If a pattern can be merged with several groups of patterns, it is merged with the
     largest group.
     """
@@ -371,9 +373,9 @@ def merged_patterns(patterns: Collection[str]) -> dict[str, str]:
             gap = _PLACEHOLDER + word[len(word.rstrip(_PUNCTUATION)) :]
             by_gap[place, (*words[:place], gap, *words[place + 1 :])].add(pattern)
     merged = {pattern: pattern for pattern in patterns}
-    # If a pattern belongs to several groups, the last group, which is the largest, determines the
-    # common pattern. Groups of equal size are sorted by their words, so that the result does not
-    # depend on their order.
+    # If a pattern belongs to several groups, the last group determines the common pattern. The
+    # groups are sorted by size, so that the last group is the largest. Groups of equal size are
+    # sorted by their words, so that the result does not depend on the order of the patterns.
     groups = sorted(by_gap.items(), key=lambda item: (len(item[1]), item[0]))
     for (place, merged_words), alike in groups:
         at_gap = {pattern.split()[place].rstrip(_PUNCTUATION) for pattern in alike}

@@ -14,7 +14,7 @@ from onnxopt_cli.core.result import Diff, Outcome, Result, short_count, short_er
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.report.view.result_view import verdict_options
 
-# The ranks of outcomes, the best first; outcomes that are not listed have the worst rank.
+# The ranks of outcomes; a smaller rank is better. An outcome without an entry has the rank _WORST.
 _RANKS = {Outcome.PASS: 0, Outcome.SKIP: 1, Outcome.UNSUPPORTED: 2, Outcome.FAIL: 3}
 _WORST = 4
 
@@ -43,11 +43,12 @@ class Change:
     Attributes:
         direction: whether the change is an improvement.
         case: the case's id.
-        backend: the backend in the new run, or in the old run if the case is gone.
+        backend: the backend in the new run; if the new run lacks the case, the backend in the old
+            run.
         subject: what changed.
         what: the name of the output if its error changed; otherwise the subject.
-        before: the old value; empty without a result.
-        now: the new value; empty without a result.
+        before: the old value; empty if the old run has no result. now: the new value; empty if the
+            new run has no result.
     """
 
     direction: Direction
@@ -60,10 +61,10 @@ class Change:
 
 
 def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
-    """Return all changes of outcomes, then of accuracy.
+    """Return all changes of outcomes, followed by all changes of accuracy.
 
-    In each group, deteriorations come first. Backends are matched by name; if each run has a single
-    backend, the two backends are compared.
+    In each of these groups, deteriorations come first. Backends with the same name are compared. If
+    each run has a single backend, these two backends are compared.
     """
     before, after = _by_case(old), _by_case(new)
     changes = [
@@ -79,7 +80,7 @@ def compare_runs(old: RunRecord, new: RunRecord) -> list[Change]:
 
 
 def have_common_results(old: RunRecord, new: RunRecord) -> bool:
-    """Return whether two runs have a case in common, or one of them has no results."""
+    """Return whether two runs have a case in common, or one of the runs has no results."""
     before, after = _by_case(old), _by_case(new)
     return not (before and after) or not before.keys().isdisjoint(after)
 
@@ -102,10 +103,11 @@ def other_options(old: RunRecord, new: RunRecord) -> str:
 def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Change]:
     """Return the cases whose time has grown by more than the noise, the largest growth first.
 
-    The noise is the median over all cases of the ratio of the largest to the smallest time of a
-    case. A case is slower if every new time exceeds every old time, and the ratio of the smallest
-    new time to the smallest old time exceeds the fourth power of the noise. If there is a single
-    old run or a single new run, the noise is unknown and no case is returned.
+    For each case, the ratio of the largest to the smallest time is computed. The noise is the
+    median of these ratios. A case is slower if two conditions hold: every new time exceeds every
+    old time, and the ratio of the smallest new time to the smallest old time exceeds the fourth
+    power of the noise. If there is only one old run or only one new run, the noise is unknown and
+    no case is returned.
 
     Args:
         old: the old run and its repetitions.
@@ -133,7 +135,7 @@ def slower_cases(old: Sequence[RunRecord], new: Sequence[RunRecord]) -> list[Cha
 
 
 def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
-    """Return the seconds for each case with outputs, one number per run."""
+    """Return the times in seconds of each case with outputs, one time per run."""
     times: dict[tuple[str, str], list[float]] = {}
     for record in records:
         for key, result in _by_case(record).items():
@@ -143,7 +145,7 @@ def _times(records: Sequence[RunRecord]) -> dict[tuple[str, str], list[float]]:
 
 
 def is_regression(change: Change, *, accuracy: bool) -> bool:
-    """Return whether a change is a worse outcome or, if accuracy counts, a larger error."""
+    """Return whether a change is a worse outcome or, with ``accuracy``, a larger error."""
     gating = {Subject.OUTCOME, Subject.ACCURACY} if accuracy else {Subject.OUTCOME}
     return change.direction is Direction.WORSE and change.subject in gating
 
@@ -174,14 +176,14 @@ def _word(result: Result | None) -> str:
 
 
 def _direction(before: Result | None, now: Result | None) -> Direction:
-    """Return the direction of a change of outcome; UNRANKED if a case exists in one run only."""
+    """Return the direction of a change of outcome; UNRANKED if only one run has a result."""
     if before is None or now is None or Outcome.NOT_RUN in {before.outcome, now.outcome}:
         return Direction.UNRANKED
     return _compared(_rank(before), _rank(now))
 
 
 def _rank(result: Result) -> float:
-    """Return the rank of an outcome; larger is worse. A flaky result is better than a failure."""
+    """Return the rank of an outcome; larger is worse. A flaky result ranks before a failure."""
     rank = _RANKS.get(result.outcome, _WORST)
     return min(rank, 2.5) if result.flaky else rank
 
@@ -195,8 +197,8 @@ def _compared(old: float, new: float) -> Direction:
 def _accuracy(case: str, backend: str, old: Diff, new: Diff) -> Iterator[Change]:
     """Yield the change of an output's error, by the first of two measures that has changed.
 
-    The first measure is error / tolerance (the absolute error if the tolerances differ); the second
-    is the distance in ulp.
+    The first measure is error / tolerance or, if the tolerances differ, the absolute error. The
+    second measure is the distance in ulp.
     """
     if str(old.tolerance) == str(new.tolerance):
         measures = [("error / tolerance", old.tolerance_used, new.tolerance_used)]

@@ -1,4 +1,4 @@
-"""The details of a result as text: message, outputs, worst elements, command to repeat it."""
+"""The details of a result as text: message, outputs, worst elements, and the command to repeat."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import is_suite
 
-#: The words with which a shortened report refers to the complete reports, at the end of a sentence.
+#: With these words, at the end of a sentence, a shortened report refers to the complete reports.
 ELSEWHERE = "the JSON, JUnit and HTML reports are complete"
 # The largest number of characters in a line of a shortened message.
 _MAX_LINE_CHARS = 500
-# The largest number of characters of a message's first line, and of its last line, that a headline
-# shows.
+# The largest number of characters that a headline shows of the first line of a message, and of its
+# last line.
 _MAX_HALF_CHARS = 200
 # The largest number of lines of a message that is not shortened.
 _MAX_WHOLE_LINES = 3
@@ -53,20 +53,22 @@ class OutputView:
     """An output compared with its expected value, as text.
 
     Attributes:
-        name: the output, with the path into it.
+        name: the name of the output, with the path of the part.
         kind: expected type and shape.
         agrees: whether the output is as expected.
         finding: the result in words: ``expected, but is float64[2]``, ``3 of 4 off``,
             ``as expected``.
-        errors: the largest error, and error / tolerance; empty if the elements must be equal.
+        errors: the largest error, followed by error / tolerance; empty if the elements must be
+            equal.
         tolerance: the tolerance and its provenance; empty if the elements must be equal.
-        provenance: the source of the tolerance, in a word or two; empty without a tolerance.
-        needed: the rtol or atol with which the output would pass; empty if no tolerance suffices.
+        provenance: the source of the tolerance, in one or two words; empty without a tolerance.
+        needed: the rtol or atol with which the output would pass; empty if unknown, or if no
+            tolerance suffices.
         reason: why no better tolerance is known; may be empty.
         inconclusive: number of elements that the case cannot judge.
         header: the column titles of the worst elements; empty without elements.
         elements: a row for each of the worst elements, worst first.
-        magnitude: a number that is larger for a worse output; for sorting.
+        magnitude: a key for sorting, which is larger for a worse output.
     """
 
     name: str
@@ -103,7 +105,7 @@ class OutputView:
             inconclusive=diff.inconclusive,
             header=header,
             elements=tuple(elements),
-            # A wrong type or shape is worse than any wrong value; NaN is treated as 0.
+            # A wrong type or shape is worse than any wrong value. NaN counts as 0.
             magnitude=(diff.structure is not None, 0.0 if error != error else error),  # noqa: PLR0124
         )
 
@@ -121,7 +123,7 @@ class ResultView:
     Attributes:
         result: the result.
         options: options of the run, as in RunRecord.
-        backend: the backend as it is given to ``-b``; empty if that is its name.
+        backend: the backend as it is given to ``-b``; empty if this is its name.
     """
 
     result: Result
@@ -145,7 +147,7 @@ class ResultView:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks on the outcome: its reliability, the expectation and the qualification."""
+        """Remarks on the outcome: its reliability, its expectation and its qualification."""
         result = self.result
         return [note for note in (result.flaky, result.expectation, result.note) if note]
 
@@ -199,20 +201,19 @@ def headline(result: Result) -> str:
         return wrong_outputs(result.diffs, tuple(result.curve))
     if not more:
         return printable(clipped(first, _MAX_LINE_CHARS))
-    # For an error, the last line of a stack trace is informative; for an invalid file, the last
-    # problem is not.
+    # The last line of a stack trace is informative, but the last problem of an invalid file is not.
     last = "" if result.outcome is Outcome.INVALID else f" {more[-1].strip()}"
     return printable(f"{clipped(first, _MAX_HALF_CHARS)} ...{clipped(last, _MAX_HALF_CHARS)}")
 
 
 def remark(result: Result, where: str = "") -> str:
-    """Return a result's message without its list of wrong outputs, which are shown separately.
+    """Return a result's message without the list of wrong outputs, which is shown separately.
 
     Args:
         result: the result; messages about invalid files are never shortened.
-        where: words that refer to the place of the whole message; a long message is shortened to
-            its first line, its last line and these words. If ``where`` is empty, the whole message
-            is returned.
+        where: words that state where the whole message can be found. A long message is shortened to
+        its first line, these words, and its last line. If ``where`` is empty, the message is not
+        shortened.
     """
     wrong = wrong_outputs(result.diffs, tuple(result.curve))
     text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message
@@ -225,9 +226,9 @@ def remark(result: Result, where: str = "") -> str:
 
 
 def printed_text(printed: str, most: int | None = None) -> str:
-    """Return the output that a backend printed, below a heading that separates it from the message.
+    """Return the text that a backend printed, below a heading that separates it from the message.
 
-    A single line that names the place of an error needs no heading.
+    If the text is a single line that names the place of an error, the heading is omitted.
 
     Args:
         printed: see :attr:`Result.printed`.
@@ -284,7 +285,7 @@ def _errors(diff: Diff) -> list[str]:
 
 
 def _is_exact(tolerance: Tolerance) -> bool:
-    """Return whether error / tolerance is undefined: the tolerance is in ulp or is zero."""
+    """Return whether error / tolerance is undefined, because the tolerance is zero or in ulp."""
     return isinstance(tolerance, Ulps) or (
         isinstance(tolerance, ErrorBound) and not tolerance.factor
     )
@@ -292,7 +293,7 @@ def _is_exact(tolerance: Tolerance) -> bool:
 
 def _element_rows(diff: Diff, result: Result) -> list[tuple[str, ...]]:
     """Return a header row, and a row for each of an output's worst elements, worst first."""
-    # An invalid case did not run; its file contradicts the oracle.
+    # An invalid case did not run. Its stored outputs are compared with those of the oracle.
     values = ("computed", "stored") if result.outcome is Outcome.INVALID else ("expected", "actual")
     errors = ("abs error", "rel error", "ulp", "allowed") if diff.tolerance is not None else ()
     rows: list[tuple[str, ...]] = [("at", *values, *errors)]
@@ -329,7 +330,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
     words = ["onnxopt", "run", *_target(result), *named, *verdict_options(options)]
     line = command_line([*words, *operator_options(result.operators)])
     if len(line) > _MAX_COMMAND_CHARS:
-        # A truncated command would run different cases.
+        # A truncated command would run other cases.
         return f"# a command of {len(line)} characters, not shown: -k takes the case's id"
     return line
 
@@ -346,7 +347,7 @@ def verdict_options(options: Mapping[str, Any]) -> list[str]:
 
 
 def operator_options(names: Iterable[str]) -> list[str]:
-    """Return the ``--operators`` options for the operators that are defined in files."""
+    """Return the options ``--operators`` for those operators that are defined in files."""
     file_of = {operator.name: operator.file for operator in registry().operators}
     files = dict.fromkeys(file_of[name] for name in names if file_of.get(name) in registry().files)
     paths = (min(str(file), os.path.relpath(file), key=len) for file in files)
@@ -354,7 +355,7 @@ def operator_options(names: Iterable[str]) -> list[str]:
 
 
 def path_target(path: Path) -> str:
-    """Return a path in a form that the command line does not mistake for an option or a suite."""
+    """Return a path that the command line does not mistake for an option or a suite."""
     text = str(path)
     return f"./{text}" if text.startswith("-") or is_suite(text) else text
 
@@ -368,7 +369,7 @@ def _target(result: Result) -> list[str]:
     target = path_target(path)
     if result.case in OUTSIDE_IDS:
         return [target]
-    # The option -k with a complete id selects only that case.
+    # The option -k with a complete id selects only this case.
     return [target, "-k", result.case]
 
 

@@ -1,4 +1,4 @@
-"""The content of a report on a run: counts, causes and details, which all formats share."""
+"""The content that all formats of a report share: counts, causes and details of a run."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ from onnxopt_cli.report.view.verdict import (
     run_verdict,
 )
 
-#: The word with which the title of a report begins if the verdict does not concern a single
-#: backend.
+#: The title of a report begins with these words if the verdict does not concern a single backend.
 NEUTRAL_SUBJECT = "onnxopt report:"
 _MAX_REASONS = 3
 _MAX_REASON_CHARS = 200
-# Qualifications of passes, each with the mark by which the note of a result shows it.
+# Qualifications of passes. A pass is qualified if its note contains the mark of the qualification.
 _QUALIFICATIONS = {
     "by the second reading of a contested question": "contested",
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
@@ -59,7 +58,7 @@ _NO_CAPABILITY = "none of these"
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """A backend's results and their numbers by label.
+    """The results of a backend, and their counts.
 
     Attributes:
         name: the backend's name.
@@ -67,10 +66,10 @@ class BackendView:
         version: the version that the backend reported.
         results: all its results.
         counts: number of results by label.
-        unusual: numbers of changed results and of flaky results, which have the labels of other
-            results.
+        unusual: numbers of changed and of flaky results. ``counts`` contains these results under
+            their outcomes.
         lowered: number of cases that ran as primitive operators.
-        older: number of cases that ran in an older opset than the case's.
+        older: number of cases that ran in an older opset than their own.
         conformity: the backend's conformity.
     """
 
@@ -111,13 +110,13 @@ class BackendView:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """The common reason of results that are unsupported, do not apply or did not run.
+    """A reason why cases are unsupported, do not apply or did not run.
 
     Attributes:
-        outcome: their outcome.
+        outcome: the outcome of the cases.
         backend: the backend's name.
-        text: the reason; reasons that differ only in names are merged.
-        results: the results.
+        text: the reason; reasons that differ only in names are merged. results: the results with
+            this reason.
     """
 
     outcome: Outcome
@@ -131,7 +130,7 @@ class OperatorRow:
     """The numbers of results of an operator on a backend, by outcome.
 
     Attributes:
-        operator: the operator, or in parentheses a kind of model.
+        operator: the operator; for a model of several operators, the kind of model in parentheses.
         backend: the backend's name.
         counts: number of results by label.
         failing: number of results with an outcome other than pass and skip.
@@ -149,7 +148,7 @@ class RunView:
 
     Attributes:
         record: the run.
-        baseline: an earlier run to compare the run with; may be None.
+        baseline: an earlier run with which the report compares the run; may be None.
     """
 
     record: RunRecord
@@ -162,7 +161,7 @@ class RunView:
 
     @property
     def subject(self) -> str:
-        """The only backend if the verdict concerns it; otherwise :data:`NEUTRAL_SUBJECT`."""
+        """The name of the only backend if the verdict is about it; else :data:`NEUTRAL_SUBJECT`."""
         backends = self.record.backends
         is_about_backend = self.verdict in list(Conformity)
         return backends[0].name if is_about_backend and len(backends) == 1 else NEUTRAL_SUBJECT
@@ -184,9 +183,9 @@ class RunView:
 
     @cached_property
     def nonconforming(self) -> tuple[Result, ...]:
-        """The results that are not as expected, without cases that did not run.
+        """The results that are not as expected, except cases that did not run.
 
-        An invalid case is listed once, with the first backend, because no backend is at fault.
+        An invalid case is listed only once, with the first backend, because no backend is at fault.
         """
         nonconforming = []
         invalid: set[str] = set()
@@ -200,7 +199,7 @@ class RunView:
 
     @cached_property
     def failures(self) -> tuple[Result, ...]:
-        """The results that are not as expected, without unsupported cases."""
+        """The results that are not as expected, except unsupported cases."""
         return tuple(
             result for result in self.nonconforming if result.outcome not in WITHOUT_RESULT
         )
@@ -222,7 +221,7 @@ class RunView:
 
     @cached_property
     def open_explanations(self) -> tuple[Explanation, ...]:
-        """The explanations that do not explain all failures, or whose search ran out of time."""
+        """The explanations that leave failures unexplained, or whose search ran out of time."""
         return tuple(
             explanation
             for explanation in self.record.explanations
@@ -266,7 +265,7 @@ class RunView:
 
     @cached_property
     def capabilities(self) -> Mapping[str, Mapping[str, int]]:
-        """The counts of cases by capability, then of cases that need no capability.
+        """The counts of cases by capability, followed by the counts of cases that need none.
 
         The result is empty if no case needs a capability. Cases that did not run are not counted,
         because their capabilities are unknown.
@@ -286,12 +285,12 @@ class RunView:
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
-        """The differences from the baseline, worsened outcomes first; empty without a baseline."""
+        """The differences from the baseline, worse outcomes first; empty without a baseline."""
         return tuple(compare_runs(self.baseline, self.record)) if self.baseline else ()
 
     @cached_property
     def origin(self) -> Mapping[str, str]:
-        """Label, commit, branch and job of the run, as far as they are known."""
+        """The label, commit, branch and job of the run, as far as they are known."""
         label = self.record.options.get("label")
         return {**({"label": str(label)} if label else {}), **self.record.origin}
 
@@ -304,7 +303,7 @@ class RunView:
     def duration(self) -> str:
         """The time from start to end, as ``12.3 s``.
 
-        The text is empty for an unfinished run, and if the system's clock was set back.
+        The text is empty if the run is unfinished, or if the clock of the system was set back.
         """
         try:
             started, ended = map(datetime.fromisoformat, (self.record.started, self.record.ended))
@@ -315,7 +314,7 @@ class RunView:
 
     @cached_property
     def scope(self) -> str:
-        """The suites, the excluded capabilities and the qualifications of passes; may be empty."""
+        """The suites, the excluded capabilities and the qualifications of passes, as text."""
         record = self.record
         suites = [
             f"{name.removeprefix(SUITE)}@{version}"
@@ -344,7 +343,7 @@ class RunView:
 
     @cached_property
     def fallback(self) -> str:
-        """The number of cases judged by ONNX's tolerance as a fallback, with the reasons.
+        """The number of cases without a better tolerance than ONNX's, with the reasons.
 
         An example is ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2);
         ...``. The text is empty if no case is judged by ONNX's tolerance.
@@ -380,8 +379,8 @@ class RunView:
     def examples(self) -> tuple[ResultView, ...]:
         """The nonconforming results, ordered so that every kind of failure occurs early.
 
-        The first failure of each backend, operator and outcome comes first, then the second failure
-        of each, and so on. Unsupported results follow.
+        The first failures of all combinations of backend, operator and outcome come first, then the
+        second failures, and so on. Unsupported results come last.
         """
         # The function sorted() calls the key function once per item, in order.
         numbers: defaultdict[tuple[object, ...], Iterator[int]] = defaultdict(count)
@@ -403,7 +402,7 @@ def declared_math(backend: BackendIdentity) -> str:
 
 
 def operator_of(result: Result) -> str:
-    """Return the operator of a result's model, or in parentheses the kind of model."""
+    """Return the operator of a model; for several operators, the kind of model in parentheses."""
     if result.case in OUTSIDE_IDS:
         return "(outside of cases)"
     names = result.operators

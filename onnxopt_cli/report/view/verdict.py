@@ -10,7 +10,7 @@ from typing import TypeVar
 from onnxopt_cli.core.result import HARMLESS, NOT_ITS_FAULT, Outcome, Result, Standing
 from onnxopt_cli.workers.interruption import INTERRUPTED
 
-#: Labels of results whose meaning an expectation file changes; the outcomes of such results alone
+#: Labels of results whose meaning an expectation file changes. For such results, the outcome alone
 #: would mislead.
 EXPECTED_FAILURE = "expected failure"
 UNEXPECTED_PASS = "unexpected pass"  # noqa: S105 - a label, not a password
@@ -92,7 +92,7 @@ def counts_by_label(results: Iterable[Result]) -> dict[str, int]:
 
 
 def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Word, int]:
-    """Return the positive counts, in the order of the given words."""
+    """Return how often each word occurs, in the given order, without zeros."""
     counts = Counter(occurring)
     return {word: counts[word] for word in words if counts[word]}
 
@@ -106,7 +106,7 @@ def in_words(counts: Mapping[Word, int]) -> str:
 
 
 def count_columns(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[str], list[list[str]]]:
-    """Return the labels that occur, and for each name a row of its counts by label."""
+    """Return the labels that occur, and a row with the counts by label for each name."""
     used = [word for word in LABELS if any(word in by_label for by_label in counts.values())]
     rows = [
         [name, *(str(by_label.get(word, "")) for word in used)] for name, by_label in counts.items()
