@@ -16,8 +16,8 @@
 # ///
 """Aidge on the CPU.
 
-The inputs become initializers, because Aidge reads shapes, axes and the like from initializers
-only. Aidge imports an unknown operator as a generic operator, which cannot run.
+The inputs become initializers, because Aidge reads values such as shapes and axes only from
+initializers. Aidge imports an unknown operator as a generic operator, which cannot run.
 """
 
 import aidge_backend_cpu  # noqa: F401 - registers the kernels

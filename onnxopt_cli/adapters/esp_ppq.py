@@ -13,7 +13,8 @@
 # ///
 """esp-ppq's executor on torch, in float32 on the CPU, without quantization.
 
-The executor wraps each exception of an operator, but the adapter raises the original exception.
+If an operator raises an exception, the executor wraps it; the adapter raises the original
+exception.
 """
 
 import tempfile
@@ -42,7 +43,7 @@ class Backend:
         try:
             return from_torch(executor.forward(arguments, requested))
         except RuntimeError as error:
-            # The message, "Op Execution Error", names the operator but not the reason.
+            # The message "Op Execution Error" names the operator but not the reason.
             if error.__cause__ is None:
                 raise
             raise error.__cause__ from None

@@ -15,8 +15,8 @@
 """IREE's compiler for CPUs, and its runtime.
 
 IREE's integer types have no sign: unsigned outputs are returned as signed integers with the same
-bits. By default the compiler replaces double by float32, also in the type of inputs, so that a
-buffer of doubles would be read as float32; a flag disables this.
+bits. By default, the compiler replaces double by float32, even in the types of inputs. A buffer of
+doubles would then be read as float32, so a flag disables the replacement.
 """
 
 import onnx

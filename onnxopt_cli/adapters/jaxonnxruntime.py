@@ -8,7 +8,7 @@
 # [tool.onnxopt]
 # runtime = ["jaxonnxruntime", "jax"]
 # ///
-"""jaxonnxruntime on the CPU, with 64-bit types, and with inputs that it may treat as constants.
+"""jaxonnxruntime on the CPU, with 64-bit types; it may treat inputs as constants.
 
 The settings are those of jaxonnxruntime's own tests of ONNX's cases.
 """

@@ -12,7 +12,7 @@
 #     "Couldn't load custom C\\+\\+ ops",
 # ]
 # ///
-"""onnx2fx on the CPU; a few operators need torchvision, which it imports when they are called."""
+"""onnx2fx on the CPU; a few operators import torchvision when they are called."""
 
 import onnx2fx
 import torch

@@ -13,8 +13,9 @@
 
 onnx2torch raises NotImplementedError for operators, versions and attributes that it lacks. The
 module that onnx2torch creates returns a list with one value for each node that produces outputs of
-the graph, or the value itself if there is one such node. The value is the node's output, a list of
-its outputs, or the first output if onnx2torch computes no further outputs.
+the graph. If there is only one such node, the module returns the value itself. The value of a node
+is its output, a list of its outputs, or only its first output if onnx2torch does not compute the
+others.
 """
 
 import torch
@@ -35,7 +36,8 @@ class Backend:
             returned = module(*map(to_torch, inputs.values()))
         names = [output.name for output in model.graph.output]
         nodes = {name: node for node in model.graph.node for name in node.output}
-        # Nodes are identified by their first outputs, because onnx's node objects have no identity.
+        # onnx creates a new object at each access to a node, so identify a node by its first
+        # output.
         order = list(dict.fromkeys(nodes[name].output[0] for name in names))
         values = dict(zip(order, returned if len(order) > 1 else [returned], strict=True))
         outputs = {}

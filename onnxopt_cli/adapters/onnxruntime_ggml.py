@@ -10,8 +10,8 @@
 # ///
 """ggml on the CPU, as an execution provider of ONNX Runtime.
 
-Nodes that ggml does not support are unsupported, because the session does not let them run on ONNX
-Runtime's own CPU provider.
+The session forbids nodes to run on ONNX Runtime's own CPU provider. Therefore, a model is
+unsupported if ggml does not support one of its nodes.
 """
 
 import onnxruntime

@@ -11,8 +11,8 @@
 Mesa's lavapipe 22.3 lacks a feature that the provider requires. SwiftShader, which is a part of
 Chromium, runs on the CPU: ``VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json``.
 
-Nodes that the provider does not support are unsupported, because the session does not let them run
-on ONNX Runtime's own CPU provider.
+The session forbids nodes to run on ONNX Runtime's own CPU provider. Therefore, a model is
+unsupported if the WebGPU provider does not support one of its nodes.
 """
 
 import onnxruntime

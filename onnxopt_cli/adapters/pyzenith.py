@@ -5,7 +5,7 @@
 # [tool.onnxopt]
 # runtime = "pyzenith"
 # ///
-"""pyzenith's interpreter of ONNX on the CPU, which rejects operators that it lacks."""
+"""pyzenith's interpreter of ONNX on the CPU; it rejects operators that it lacks."""
 
 from zenith.adapters.onnx_adapter import ONNXAdapter
 from zenith.execution.interpreter import ONNXInterpreter

@@ -24,7 +24,7 @@ import tract
 
 from onnxopt_cli.backends.glue.plain_tensors import require_numpy_types
 
-# Keep stack traces of many lines out of errors, even if RUST_BACKTRACE is 1. Only the messages of
+# Exclude stack traces from the messages of errors, even if RUST_BACKTRACE is 1. The messages of
 # panics still contain stack traces.
 os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
@@ -54,7 +54,7 @@ def _array(tensor):
     try:
         return tensor.to_numpy()
     except tract.TractError as error:
-        # TDim is the type of computed dimensions, which NumPy lacks; convert it first.
+        # Computed dimensions have the type TDim, which NumPy lacks. Convert the tensor to int64.
         if "TDim" not in str(error):
             raise
         return tensor.convert_to(tract.DatumType.I64).to_numpy()

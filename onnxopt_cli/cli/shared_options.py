@@ -86,7 +86,7 @@ def option(written: str, about: str, name: str | None = None, **others: Any) -> 
 
     Args:
         written: the spellings, followed by the metavar of the value. Without a metavar, click
-        derives it from the type.
+            derives it from the type.
         about: help text.
         name: name of the command's parameter; by default derived from the longest spelling.
         others: further arguments of :func:`click.option`.
@@ -240,7 +240,7 @@ def expand_backend(context: click.Context, parameter: click.Parameter, value: An
 
     Raises:
         BackendUnavailable: if the file chooses an adapter that is not installed. (An adapter that
-        the command line chooses need not be installed.)
+            the command line chooses need not be installed.)
     """
     configuration: Configuration | None = context.meta.get(_CONFIGURATION)
     if configuration is None or not value:

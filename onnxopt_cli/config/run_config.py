@@ -200,8 +200,8 @@ class Filters(Settings):
         patterns: patterns of ids; the case must match one of them. A pattern is the whole id of a
             case, a glob, or a part of an id (without ``*?[``). Patterns can be combined by ``and``,
             ``or``, ``not`` and parentheses.
-        operators: names of operators; the model must contain one of them. tags: tags; the case must
-            have one of them.
+        operators: names of operators; the model must contain one of them.
+        tags: tags; the case must have one of them.
         without: capabilities that the case must not need.
     """
 
@@ -250,7 +250,7 @@ class Limits(Settings):
         timeout: maximum time of a case in seconds.
         startup_timeout: maximum time in seconds for the start of a backend.
         memory: maximum memory in bytes of a backend's process, and of all processes of a worker
-        together; 0 for no limit. The same limit applies to each case in a case file.
+            together; 0 for no limit. The same limit applies to each case in a case file.
     """
 
     timeout: float = setting(

@@ -221,9 +221,9 @@ class Option:
         written: the spellings and a placeholder for the value, as in the help: ``-j, --jobs N``. A
             text that begins with ``[`` declares an argument.
         about: the help text.
-        kind: the kind of the value, or of each value if there are several. many: True if the option
-            may be given several times, 3 if it takes three values. In both cases, the value of the
-            setting is a tuple.
+        kind: the kind of the value, or of each value if there are several.
+        many: True if the option may be given several times, 3 if it takes three values. In both
+            cases, the value of the setting is a tuple.
         may_differ: whether a run may be resumed or merged with another value of the setting.
         from_log: whether ``--resume`` without targets takes the value from the log.
         repeated: whether the command that repeats a case contains the option. True for settings

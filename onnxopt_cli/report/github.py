@@ -78,16 +78,17 @@ def github_report(view: RunView) -> str:
 
 
 def _notices(view: RunView) -> list[str]:
-    """Return a notice with the counts if failures are expected or capabilities are left out."""
+    """Return a notice with counts, if failures are expected or capabilities are left out."""
     parts = [in_words(view.counts)] if view.expected_failures else []
     parts += [view.scope] if view.record.left_out else []
     return [f"::notice title=onnxopt::{_data('; '.join(parts))}"] if parts else []
 
 
 def _raising_line(result: Result) -> Location | None:
-    """Return the innermost frame of a traceback that lies in the repository, or None.
+    """Return the innermost frame of a traceback that belongs to the repository, or None.
 
-    A backend may print any text, so a frame is ignored unless the repository has its file and line.
+    A backend may print any text. Therefore, a frame counts only if the repository has its file and
+    line.
     """
     if result.outcome not in _RAISED:
         return None
@@ -108,7 +109,7 @@ def _locations(text: str) -> Iterator[Location]:
 
 
 def _is_in_repository(location: Location) -> bool:
-    """Return whether a line exists in a file below the working directory, after resolving links."""
+    """Return whether a line exists, in a file that is below the working directory without links."""
     with suppress(Malformed, OSError, ValueError):
         folders = location.path.resolve().relative_to(Path.cwd().resolve()).parts[:-1]
         if any(name.startswith(".") or name in _FOREIGN_FOLDERS for name in folders):

@@ -2,7 +2,7 @@
 
 The following requirements of readers determine the form of the document:
 
-- GitLab identifies a case by ``classname`` and ``name`` without its suite, and keeps only one of
+- GitLab identifies a case by ``classname`` and ``name``, not by its suite, and keeps only one of
   several cases with the same pair. Each pair is therefore unique; ``classname`` contains the
   backend.
 - Jenkins drops a suite with the ``name`` and ``timestamp`` of another suite. Names of suites are
@@ -32,15 +32,16 @@ from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.report.view.result_view import ResultView
 from onnxopt_cli.report.view.run_view import RunView
 
-#: Outcomes reported as failures; every other outcome that does not conform is an error.
+#: Results with these outcomes that do not conform are reported as failures. All other results that
+#: do not conform are reported as errors.
 _WRONG = frozenset({Outcome.PASS, Outcome.FAIL, Outcome.UNSUPPORTED})
 
 
 def junit_report(view: RunView, *, places: bool = True) -> str:
     """Return a run as XML text: one test suite per backend, and one for problems of files.
 
-    Results that do not conform are failures or errors; expected failures and cases that did not run
-    are skipped.
+    Results that do not conform are reported as failures or errors. Expected failures and cases that
+    did not run are reported as skipped.
 
     Args:
         view: the run.
@@ -86,14 +87,14 @@ xunit_report = partial(junit_report, places=False)
 
 
 def _read_as(name: str) -> str:
-    """Return a name as some readers compare it: without surrounding spaces, in lower case."""
+    """Return a name in lower case and without surrounding spaces, as some readers compare names."""
     return name.strip().casefold()
 
 
 def _add_suite(root: Element, name: str, record: RunRecord) -> Element:
     suite = SubElement(root, "testsuite", name=name)
     if record.started:
-        # The older schemas allow no time zone; the time is UTC.
+        # The older schemas do not allow a time zone. The time is in UTC.
         suite.set("timestamp", printable(record.started.removesuffix("Z")))
     if record.hostname:
         suite.set("hostname", printable(record.hostname))
@@ -144,10 +145,10 @@ def _kind(result: Result) -> str | None:
 
 
 def _count(suites: Element, seconds: float) -> None:
-    """Set the counts of cases by kind and the time; the element is a suite or the root."""
+    """Set the counts of cases by kind, and the time, of a suite or of the root element."""
     kinds = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for name, tag in kinds.items():
         suites.set(name, str(sum(1 for _ in suites.iter(tag))))
-    # For the time of a suite, the schema allows three decimals, but any number of decimals for a
-    # single case.
+    # The schema allows only three decimals in the time of a suite. In the time of a case, it allows
+    # any number of decimals.
     suites.set("time", f"{seconds:.3f}")

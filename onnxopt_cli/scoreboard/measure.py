@@ -1,4 +1,4 @@
-"""Choose the cases of a scoreboard's tier, and run those that have no result yet."""
+"""Choose the cases of a scoreboard's tier, and run the cases that have no result yet."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: The number of cases of the quick tier. If there are more pairs of suite and operator than this
-#: number, the tier has one case of each pair.
+#: The number of cases in the quick tier. If there are more pairs of suite and operator, the tier
+#: has one case for each pair.
 QUICK_CASES = 470
 #: The row for cases whose model has several operators.
 SEVERAL_OPERATORS = "models of several operators"
 #: The row for cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# For each example of an operator with a function body, onnx has a second case. The suffix marks the
-# second case, whose model consists of the nodes of the function body.
+# If an operator has a function body, onnx has a second case for each of its examples, whose model
+# consists of the nodes of the body. This suffix marks the second case.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 
@@ -60,7 +60,8 @@ class Conditions:
         machines: the settings of the cluster.
         interruption: set when the user interrupts the command.
         cluster: the machines on which backends run; None for this machine.
-        explain_time: seconds to explain the failures of a run; None for a part of the run's time.
+        explain_time: time limit in seconds for explaining the failures of a run; None for a part of
+            the run's time.
         tell: shows a message.
         open_progress: opens a progress display.
     """
@@ -80,15 +81,15 @@ def measure(
     chosen: Sequence[Case],
     conditions: Conditions,
 ) -> dict[tuple[str, str], str]:
-    """Run the chosen cases that have no result yet on every backend, and keep their logs.
+    """Run on every backend the chosen cases that have no result yet, and keep the logs.
 
     If a backend does not start, the failed start is recorded, and the remaining backends run.
 
     Args:
         scoreboard: the backends, and the folder of the logs.
-        cases: all cases of the suites; logs may hold results of cases that are not chosen.
+        cases: all cases of the suites; logs may contain results of cases that are not chosen.
         chosen: the cases of the tier.
-        conditions: where and how to run them.
+        conditions: where and how to run the cases.
 
     Returns:
         The version that each started backend reported, by label and specification.
@@ -113,7 +114,7 @@ def measure(
 
 
 class _BackendRuns:
-    """Runs the missing cases of one backend.
+    """The runs of one backend for its missing cases.
 
     Args:
         results: the folder of the results of all backends.
@@ -133,10 +134,11 @@ class _BackendRuns:
         self._store = ResultStore(results, backend, conditions.tell)
 
     def run(self, specification: str, by_suite: Mapping[str, Sequence[Case]]) -> str | None:
-        """Run the cases of every suite that have no result.
+        """Run the cases without a result, suite by suite.
 
         Returns:
-            The version that the backend reported, which may be empty; None if it did not start.
+            The version that the backend reported, which may be empty; None if the backend did not
+            start.
         """
         label = printable(self._backend.label)
         try:
@@ -147,7 +149,7 @@ class _BackendRuns:
                     break
                 self._run_suite(ResultKey.here(specification, version), suite, cases)
         except BackendUnavailable as error:
-            # The name of the backend is omitted, because the label states it.
+            # The reason omits the name of the backend, because the message begins with its label.
             reason = start_problem(error, specification)
             message = "\n".join(filter(None, (reason, error.hint)))
             self._store.keep_failed_start(specification, message)
@@ -156,7 +158,7 @@ class _BackendRuns:
         return version
 
     def _version(self, specification: str) -> str:
-        """Start a backend to learn its version.
+        """Start a backend and return its version.
 
         Raises:
             BackendUnavailable: if the backend does not start, or does not exist.
@@ -177,8 +179,8 @@ class _BackendRuns:
         except BackendUnavailable:
             raise
         except OnnxoptError as error:
-            # A backend's name or package may be missing on this machine only. If a backend is
-            # missing, the remaining backends run, as they do if a backend does not start.
+            # A backend's name or package may be missing only on this machine. Treat a missing
+            # backend like one that does not start, so that the remaining backends run.
             raise BackendUnavailable(error.message, hint=error.hint) from error
 
     def _run_suite(self, key: ResultKey, suite: str, cases: Sequence[Case]) -> None:
@@ -198,7 +200,8 @@ class _BackendRuns:
     def _resume(self, log: Log, suite: str, cases: Sequence[Case]) -> bool:
         """Continue an unfinished log.
 
-        The result is False if the log is from another environment.
+        Returns:
+            False if the log cannot be continued, because it belongs to another environment.
         """
         specification = log.header.backends[0].name
         try:
@@ -255,10 +258,10 @@ class _BackendRuns:
 
 
 def operator_rows(cases: Sequence[Case]) -> dict[str, str]:
-    """Return for each case the row of the scoreboard to which it belongs.
+    """Return the row of the scoreboard for each case.
 
-    The row is the operator of the case's model. A case of onnx that consists of the function body
-    of an operator belongs to the row of the operator.
+    The row is the operator of the case's model. If the model of a case of onnx is the function body
+    of an operator, the case belongs to the row of this operator.
     """
     operators = {case.id: tuple(dict.fromkeys(operators_of(case))) for case in cases}
     rows = {}
@@ -273,9 +276,10 @@ def operator_rows(cases: Sequence[Case]) -> dict[str, str]:
 def tier_cases(cases: Sequence[Case], tier: Tier, rows: dict[str, str]) -> list[Case]:
     """Return the cases of a tier, in their original order; the quick tier covers every operator.
 
-    The quick tier has one case of each pair of suite and operator, then a second case of each pair,
-    and so on up to :data:`QUICK_CASES`. The cases of a pair are ordered by a hash of their ids. The
-    choice therefore depends only on the ids, and a new case displaces few other cases.
+    The quick tier first takes one case for each pair of suite and operator, then a second case for
+    each pair, and so on up to :data:`QUICK_CASES`. The cases of a pair are ordered by a hash of
+    their ids. The choice therefore depends only on the ids, and a new case displaces few other
+    cases.
 
     Args:
         cases: all cases.

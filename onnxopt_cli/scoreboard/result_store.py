@@ -4,9 +4,10 @@
 
     results/openvino/openvino-2026.4.1/onnx-node/2026-11-27.jsonl
 
-The logs have the form of ``onnxopt run --log``. A log may contain the results of a part of a suite.
-A result is valid until one of the following changes: the specification, version or files of the
-backend, the machine, its processor, the version of onnxopt, or the content of the case.
+The logs have the form of ``onnxopt run --log``. A log may contain results for only a part of a
+suite. A result is valid until one of the following changes: the specification, the version or the
+files of the backend; the machine or its processor; the version of onnxopt; or the content of the
+case.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from onnxopt_cli.scoreboard.safe_names import base_name, digest, file_name
 from onnxopt_cli.scoreboard.scoreboard_file import ScoredBackend
 
 _LOG_SUFFIX = ".jsonl"
-#: The folder with the records of failed starts, which is beside the folders of versions.
+#: The folder with the records of failed starts, beside the folders of versions.
 NOT_STARTED_FOLDER = "not-started"
 _MAX_MESSAGE_CHARS = 2000
 
@@ -58,7 +59,7 @@ class ResultKey:
 
     @classmethod
     def here(cls, specification: str, version: str) -> ResultKey:
-        """Return the key of results that this process obtains."""
+        """Return the key of the results that a run on this machine obtains."""
         snapshot = FileSnapshot()
         snapshot.see_backends([specification])
         sources, machine = snapshot.contents.backends, VERSIONS["machine"]
@@ -95,7 +96,7 @@ class ResultStore:
         return self._in_order(self._folder.glob(f"*/*/*{_LOG_SUFFIX}"))
 
     def logs_with_key(self, key: ResultKey, suite: str) -> Iterator[Log]:
-        """Yield the logs of a suite whose header has a given key, the oldest first."""
+        """Yield the logs of a suite that have a key in their header, the oldest first."""
         paths = self._suite_folder(key, suite).glob(f"*{_LOG_SUFFIX}")
         yield from (log for log in self._in_order(paths) if ResultKey.of(log.header) == key)
 
@@ -104,8 +105,7 @@ class ResultStore:
         yield from sorted(filter(None, logs), key=lambda log: log.header.started)
 
     def _suite_folder(self, key: ResultKey, suite: str) -> Path:
-        # Different versions or suites may share a folder, so the key is read from the header of
-        # each log. The key of a log is in its header.
+        # Different versions or suites may share a folder. The key of a log is read from its header.
         return self._folder.joinpath(*map(base_name, (key.version or "unknown", suite)))
 
     def _log(self, path: Path) -> Log | None:
@@ -136,7 +136,7 @@ class ResultStore:
         return self._folder / NOT_STARTED_FOLDER / f"{digest(specification)}{_LOG_SUFFIX}"
 
     def keep_failed_start(self, specification: str, message: str) -> None:
-        """Write a log without results as a record that a backend did not start.
+        """Record that a backend did not start, as a log without results.
 
         Raises:
             UsageError: if the file cannot be written.
@@ -169,7 +169,7 @@ class ResultStore:
         self._not_started_file(specification).unlink(missing_ok=True)
 
     def failed_start(self, specification: str) -> str:
-        """Return why a backend did not start at the last attempt; empty if it started."""
+        """Return why the last start of a backend failed; empty if the backend started."""
         path = self._not_started_file(specification)
         log = self._log(path) if path.is_file() else None
         problems = log.record.problems if log else ()
@@ -190,11 +190,11 @@ def make_folder(folder: Path) -> None:
 
 
 def holds_for(log: Log, cases: Mapping[str, Case], snapshot: FileSnapshot) -> bool:
-    """Return whether a log is finished and all of its cases still exist unchanged.
+    """Return whether a log is finished, and all its cases still exist and are unchanged.
 
     Args:
         log: the log.
-        cases: the present cases by id.
+        cases: the existing cases by id.
         snapshot: the digests of their files.
     """
     ids = log.case_ids

@@ -1,4 +1,4 @@
-"""Names of files and anchors that are derived from untrusted text."""
+"""Names of files and anchors, derived from untrusted text."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# Matches a digest at the end of a text; the text could equal the name of another text, because
-# names may end in a digest.
+# Matches a digest at the end of a text. Names may end in a digest, so such a text could be equal to
+# the name of another text.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
 # Matches names that Windows does not accept for files, even with a suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
@@ -29,7 +29,7 @@ def file_name(text: str) -> str:
 def base_name(text: str) -> str:
     """Return a readable beginning for a file name.
 
-    Several texts may have the same beginning.
+    Different texts may have the same beginning.
     """
     plain = _UNSAFE.sub("-", text.lower())[:_MAX_CHARS].strip("-.")
     return f"name-{plain}".rstrip("-") if not plain or _RESERVED.match(plain) else plain

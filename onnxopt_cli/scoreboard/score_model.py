@@ -26,7 +26,7 @@ from onnxopt_cli.run.log.log_reader import Log
 from onnxopt_cli.scoreboard.result_store import ResultKey, ResultStore, holds_for
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend
 
-#: Share of the elements that lose at most the typical number of bits.
+#: This share of the elements loses at most the typical number of bits.
 TYPICAL_SHARE = 0.99
 _CONTESTED = "contested"
 _DIGITS = re.compile(r"(\d+)")
@@ -39,10 +39,10 @@ class Score:
     Attributes:
         total: the number of cases.
         outcomes: the number of results by outcome, in the order in which outcomes are defined.
-        problem: why the backend could not be started; empty if it could.
+        problem: why the backend could not be started; empty if it was started.
         contested: number of passes by a second reading of the specification.
-        agreeing: number of failures in which another backend has the same wrong result.
-        older: number of results in an older opset than the case's opset.
+        agreeing: number of failures for which another backend has the same wrong result.
+        older: number of cases that ran in an older opset than their own.
     """
 
     total: int
@@ -138,8 +138,8 @@ class Column:
         label: its label.
         specification: the specification of the current version.
         version: the version that it reported; empty if it did not start.
-        problem: why it could not be started; empty if it could.
-        failed_starts: other specifications that could not be started, each with the reason.
+        problem: why it could not be started; empty if it was started.
+        failed_starts: the specifications that could not be started, each with the reason.
         record: the results of the chosen cases in the current version.
         history: the results by version, the newest version first.
     """
@@ -154,7 +154,7 @@ class Column:
 
     @cached_property
     def results(self) -> Mapping[str, Result]:
-        """The results by id of the case."""
+        """The results by the ids of their cases."""
         return {result.case: result for result in self.record.results}
 
     @cached_property
@@ -170,12 +170,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class BitsLost:
-    """The accuracy of the floating-point outputs of some cases, as bits of the significand.
+    """The accuracy of the floating-point outputs of some cases, in lost bits of the significand.
 
     Attributes:
-        typical: the largest number of bits that an element loses, without the worst 1 % of the
-            elements; infinite if the expected or the actual value alone is finite for more than 1 %
-            of the elements.
+        typical: the largest number of bits that an element loses if the worst 1 % of the elements
+            are ignored. The number is infinite if, for more than 1 % of the elements, only one of
+            the expected and the actual value is finite.
         most: the number of bits that the worst element loses.
         elements: number of elements.
     """
@@ -186,7 +186,7 @@ class BitsLost:
 
     @classmethod
     def of(cls, results: Iterable[Result]) -> BitsLost | None:
-        """Measure the outputs with comparable values; return None without such outputs."""
+        """Measure the outputs whose values were compared; return None without such outputs."""
         diffs = [diff for result in results for diff in result.diffs if _has_bits(diff)]
         if not diffs:
             return None
@@ -277,16 +277,16 @@ def read_scores(
 
 
 def _row_order(row: str) -> tuple[bool, str, str]:
-    # Names of operators, which begin with a capital letter, come first; rows of other models come
+    # Operators come first; their names begin with a capital letter. Rows for other models come
     # last.
     return not row[:1].isupper(), row.lower(), row
 
 
 class _Reader:
-    """Reads the logs of backends.
+    """A reader of the logs of backends.
 
     Args:
-        scoreboard: the folder of the logs.
+        scoreboard: the scoreboard, which names the folder of the logs.
         cases: all cases by id.
         chosen: the ids of the cases that the site shows.
         tell: shows a notice about a file that cannot be used.
@@ -394,7 +394,7 @@ def _history(logs: Sequence[Log]) -> tuple[VersionScore, ...]:
 
 
 def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """Return a sort key that orders numbers within a text by their values."""
+    """Return a sort key for texts that orders numbers within the texts by their values."""
     parts = _DIGITS.split(text)
     return tuple(
         (part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts if part

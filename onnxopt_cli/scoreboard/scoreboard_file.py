@@ -50,7 +50,7 @@ _DEFAULT_SUITES = ("onnx-node", "operators")
 
 
 class Tier(StrEnum):
-    """States which cases of the suites are run."""
+    """The part of the suites' cases that is run."""
 
     FULL = "full"
     QUICK = "quick"
@@ -63,7 +63,7 @@ class ScoredBackend:
     Attributes:
         label: the backend's name on the site.
         specifications: its specifications, one for each requested version; the last specification
-            has the current version.
+            is that of the current version.
     """
 
     label: str
@@ -121,7 +121,7 @@ def read_scoreboard_file(path: Path) -> ScoreboardFile:
 
 
 class _Reader:
-    """Reads the fields of a scoreboard file and collects their problems.
+    """A reader of the fields of a scoreboard file, which collects their problems.
 
     Args:
         path: the file.
@@ -136,7 +136,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def scoreboard(self, document: Mapping[str, Any]) -> ScoreboardFile:
-        """Return the content, which is incomplete if :attr:`problems` is not empty."""
+        """Return the content of the file; it is incomplete if :attr:`problems` is not empty."""
         for key in document:
             if key not in _FIELDS:
                 hint = nearest(key, _FIELDS)
@@ -252,7 +252,7 @@ class _Reader:
         """Return the specification of one version of a backend.
 
         Raises:
-            ValueError: describing the error in the table.
+            ValueError: if the table has an error; the message describes the error.
             UsageError: if the specification is malformed.
         """
         named = dict(table)
@@ -265,9 +265,9 @@ class _Reader:
 
 
 def _with_older_opsets(specification: str) -> str:
-    """Add ``opset=auto`` to a specification that lacks it.
+    """Add ``opset=auto`` to a specification without this option.
 
-    Backends that support all opsets do not need the option.
+    The option is not added for backends that support all opsets.
     """
     parsed = parse_specification(specification)
     if parsed.name in _ALL_OPSETS or _OLDER_OPSETS in parsed.options:

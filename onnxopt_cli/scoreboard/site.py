@@ -1,4 +1,4 @@
-"""Renders a scoreboard as a static site, which works without a server, a network or scripts.
+"""Render a scoreboard as a static site, which works without a server, a network or scripts.
 
 ::
 
@@ -10,7 +10,7 @@
     badges/NAME.json          shields.io endpoints
 
 Untrusted text is escaped, as described in :mod:`onnxopt_cli.report.html`. The content security
-policy of each page admits only the style and the script of the site.
+policy of each page allows only the style and the script of the site.
 """
 
 from __future__ import annotations
@@ -52,30 +52,29 @@ from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile
 
 _PAGES = files("onnxopt_cli.scoreboard") / "pages"
 _ASSETS = ("scoreboard.css", "scoreboard.js")
-# The name of the file that lists the files of the site. When a new site is written, listed files
-# that are not part of the new site are removed.
+# The name of the file that lists the files of the site. A listed file is removed if the next site
+# that is written does not contain it.
 _LIST = "scoreboard-files.json"
 _MAX_LIST_BYTES = 64 << 20
 _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
 )
-# Longer messages are shortened, to limit the size of the site; for a failure, the page folds the
-# remainder instead.
+# Longer messages are shortened, to limit the size of the site. Messages of failures are not
+# shortened; instead, the page folds the remainder.
 _MAX_MESSAGE_CHARS = 300
-# The number of characters of a failure without outputs that the page shows; further characters are
-# folded.
+# If a failure has no outputs, the page shows this number of characters of its message, and folds
+# the remainder.
 _MAX_BRIEF_CHARS = 150
-# The largest number of characters of a message that a page repeats; a longer message of several
-# results is shown once.
+# If several results have the same message, the page repeats it for each result if it has at most
+# this number of characters, and shows a longer message once.
 _MAX_REPEATED_CHARS = 80
-# The number of characters to which the content of a case is shortened, to limit the size of the
-# site.
+# The content of a case is shortened to this number of characters, to limit the size of the site.
 _MAX_CONTENT_CHARS = 500
-# The largest number of characters of an input's values; longer inputs are shown by type and shape
-# only.
+# The largest number of characters of an input's values. For a longer input, only the type and shape
+# are shown.
 _MAX_VALUE_CHARS = 80
-# The colors of a badge, each with the smallest share of passes for which the color is used.
+# The colors of a badge, with the smallest share of passes for each color.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
 # Matches an option that sets an environment variable, whose value may be a secret.
 _VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
@@ -138,7 +137,7 @@ def _write_list(site: Path, names: Iterable[str]) -> None:
 def _listed_files(site: Path) -> set[str]:
     """Return the listed files of an earlier site.
 
-    A name that no file of a site can have is skipped.
+    Names that a file of a site cannot have are skipped.
     """
     try:
         names = json.loads(read_regular_file(site / _LIST, _MAX_LIST_BYTES))
@@ -149,7 +148,7 @@ def _listed_files(site: Path) -> set[str]:
     return {name for name in names if isinstance(name, str) and _LISTED_NAME.fullmatch(name)}
 
 
-# For each outcome: its CSS class, its text, and the labels of the backends with the outcome.
+# The CSS class of an outcome, its text, and the labels of the backends with this outcome.
 OutcomeOn = tuple[str, str, list[str]]
 
 
@@ -277,8 +276,8 @@ class _Site:
                 for column in self._scores.columns
                 if column.label == label or column.label in others
             )
-            # Each set is listed under the labels of all its backends. Only the entry of the first
-            # label is used.
+            # A set is listed once for each of its backends. Only the entry of the first backend is
+            # used.
             if labels[0] == label:
                 cases.setdefault(labels, []).append(case)
         return sorted(cases.items(), key=lambda item: -len(item[1]))
@@ -406,7 +405,7 @@ class _Site:
         )
 
     def _brief(self, labels: Sequence[str]) -> str:
-        """Return the shorter of two lists: the labels, or "all except" the remaining labels."""
+        """Return the shorter of two texts: the labels, or "all except" the remaining labels."""
         if not labels:
             return ""
         other_labels = [
@@ -425,7 +424,7 @@ class _Site:
         return ResultView(result, column.record.options)
 
     def _by_row(self, results: Sequence[Result]) -> list[tuple[str, int]]:
-        """Count results by row, largest count first.
+        """Return the number of results in each row, the largest number first.
 
         Results outside of cases are not counted.
         """
@@ -433,7 +432,7 @@ class _Site:
         return Counter(row for row in rows if row is not None).most_common()
 
     def _badge_names(self, name: str) -> Mapping[str, str]:
-        """Return the names of a backend's badges, by suite; "" stands for all suites together."""
+        """Return the names of a backend's badges by suite; the key "" means all suites together."""
         suites = [*self._scores.suites] if len(self._scores.suites) > 1 else []
         free = FreeNames("{}-{}", taken=[name], alike=str.lower)
         return {"": name} | {suite: free(f"{name}.{base_name(suite)}") for suite in suites}
@@ -479,10 +478,10 @@ def _is_plain_pass(result: Result) -> bool:
 
 
 def _content(about: str, results: Iterable[Result]) -> str:
-    """Return operators, attributes and inputs of a case from the first result that has them.
+    """Return the operators, attributes and inputs of a case, as the first result states them.
 
     Args:
-        about: the description of the case, whose statements are not repeated.
+        about: the description of the case; its statements are not repeated.
         results: the results of the case.
     """
     content = next((result.content for result in results if result.content), None)
@@ -513,7 +512,8 @@ def _with_equal_content(
     """Merge results that differ only in the backend.
 
     Returns:
-        The labels of the backends with a result, and the first backend with its result.
+        For each distinct result, the labels of its backends, the first of these backends, and the
+        result.
     """
     merged: dict[str, tuple[list[str], Column, Result]] = {}
     for column, result in results:
@@ -527,7 +527,8 @@ def _by_folder(cases: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Group case ids by their first part.
 
     Returns:
-        The longest folder that the ids of a group share, and each id with its name in this folder.
+        For each group, the longest folder that all ids share, and the ids with their names in this
+        folder.
     """
     groups: dict[str, list[str]] = {}
     for case in cases:
@@ -542,7 +543,7 @@ def _by_folder(cases: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:
-    """Return whether the scores in a row differ.
+    """Return whether the backends have different scores in a row.
 
     Backends that did not run are ignored.
     """
@@ -555,7 +556,7 @@ def _public(text: str) -> str:
 
 
 def _split_message(view: ResultView) -> tuple[str, str]:
-    """Return the beginning of a message, and the remainder, which the page folds."""
+    """Split a message into its beginning and the remainder, which the page folds."""
     message = _public(view.message).strip()
     longest = _MAX_MESSAGE_CHARS if view.outputs else _MAX_BRIEF_CHARS
     return message[:longest], message[longest:]

@@ -28,8 +28,8 @@ class Accuracy:
         backend: the backend's name.
         operator: the operator's name.
         output: the name of the output in the specification; several tensors of a node may have the
-        same name. A remark follows if the backend uses an algebraic identity that loses relative
-        accuracy.
+            same name. A remark follows if the backend uses an algebraic identity that loses
+            relative accuracy.
         provenance: the source of the tolerance.
         tensors: number of judged tensors.
         elements: number of their elements.

@@ -47,8 +47,8 @@ class Change:
             run.
         subject: what changed.
         what: the name of the output if its error changed; otherwise the subject.
-        before: the old value; empty if the old run has no result. now: the new value; empty if the
-            new run has no result.
+        before: the old value; empty if the old run has no result.
+        now: the new value; empty if the new run has no result.
     """
 
     direction: Direction

@@ -212,8 +212,8 @@ def remark(result: Result, where: str = "") -> str:
     Args:
         result: the result; messages about invalid files are never shortened.
         where: words that state where the whole message can be found. A long message is shortened to
-        its first line, these words, and its last line. If ``where`` is empty, the message is not
-        shortened.
+            its first line, these words, and its last line. If ``where`` is empty, the message is
+            not shortened.
     """
     wrong = wrong_outputs(result.diffs, tuple(result.curve))
     text = result.message.removeprefix(wrong).removeprefix("; ") if wrong else result.message

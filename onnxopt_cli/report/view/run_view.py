@@ -115,8 +115,8 @@ class Reason:
     Attributes:
         outcome: the outcome of the cases.
         backend: the backend's name.
-        text: the reason; reasons that differ only in names are merged. results: the results with
-            this reason.
+        text: the reason; reasons that differ only in names are merged.
+        results: the results with this reason.
     """
 
     outcome: Outcome
