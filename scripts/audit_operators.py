@@ -3,14 +3,17 @@
     python scripts/audit_operators.py --folder DIR [--suite SUITE]... [--inputs N] [--seconds N]
         [--jobs N] [OPERATOR...]
 
-Each operator's result is a file in the folder. An operator that has a file is not audited again, so
-an interrupted audit continues where it ended. The first suite determines the rows of the table;
-each further suite adds a column with its mutation score. By default, all operators of the suite
-``operators`` are audited. A mutant that no node distinguishes, and whose equivalence is not proven,
-is in the column "equivalent" if it ran on at least 10,000 nodes, and otherwise in the column
-"unresolved". The column "inputs" states the least and the largest number of nodes on which an
-unresolved mutant ran: the search for an operator ends at a limit on the number of nodes or on the
-processor time. The column "least score" counts unresolved mutants as surviving.
+The result of each operator is a file in the folder. An operator that has a file is not audited
+again, so an interrupted audit continues where it ended. The first suite determines the rows of the
+table. Each other suite adds a column with its mutation score. By default, all operators of the
+suite ``operators`` are audited.
+
+Some mutants are not distinguished by any node, although they are not proven equivalent. They are
+counted in the column "equivalent" if they ran on at least 10,000 nodes, and otherwise in the column
+"unresolved". The column "inputs" states the smallest and the largest number of nodes on which an
+unresolved mutant ran. These numbers vary, because the search for an operator is limited by the
+number of nodes and by processor time. The column "least score" counts unresolved mutants as
+surviving.
 """
 
 from __future__ import annotations
@@ -37,15 +40,15 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.report.audit_report import audit_json
 from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
-#: The mutation score below which the script lists an operator.
+#: The script lists the operators with a lower mutation score.
 LEAST_SHARE = 0.9
-#: The share of equivalent mutants above which the script lists an operator.
+#: The script lists the operators with a larger share of mutants that count as equivalent.
 MOST_EQUIVALENT = 0.1
 
 
 @cache
 def cases_of(suite: str) -> Mapping[str, Sequence[Case]]:
-    """Return the cases of a suite by the first operator of the case."""
+    """Return the cases of a suite by their first operator."""
     by_operator: dict[str, list[Case]] = {}
     for case in onnxopt_cli.load_cases(suite):
         if case.operators:
@@ -77,12 +80,12 @@ class Counts:
 
     @property
     def share(self) -> float | None:
-        """The mutation score, or None without mutants."""
+        """The mutation score; None if no mutant is scored."""
         return self.killed / self.counted if self.counted else None
 
     @property
     def least_share(self) -> float | None:
-        """The mutation score if unresolved mutants count as surviving; None without mutants."""
+        """The mutation score if unresolved mutants count as surviving; None as in ``share``."""
         counted = self.counted + self.unresolved
         return self.killed / counted if counted else None
 
@@ -94,7 +97,10 @@ class Counts:
 
 
 def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str) -> Counts | None:
-    """Return the counts of an operator's mutants, if possible from its file; None without cases."""
+    """Return the counts of an operator's mutants; None if the suite has no case of the operator.
+
+    If the folder has a file of the operator, the counts are read from the file.
+    """
     path = folder / suite / f"{operator}.json"
     if not path.exists():
         warnings.simplefilter("ignore")
@@ -116,7 +122,7 @@ def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str
 
 
 def extremes(numbers: Collection[int]) -> Sequence[int]:
-    """Return the least and the largest of some numbers; an empty tuple without numbers."""
+    """Return the smallest and the largest of some numbers; an empty tuple without numbers."""
     return (min(numbers), max(numbers)) if numbers else ()
 
 
@@ -126,7 +132,7 @@ def percent(share: float | None) -> str:
 
 
 def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) -> str:
-    """Return an operator's row of the table, with a score for each further suite."""
+    """Return an operator's row of the table, with a score for each suite after the first."""
     cells = (
         operator,
         counts.cases,

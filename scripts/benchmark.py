@@ -4,9 +4,10 @@ Run this script in an environment with onnxopt[dev]:
 
     python scripts/benchmark.py [PATTERN]
 
-With a regular expression, only rows with a matching name are measured. Each row times two commands
-as whole processes, alternately, and reports the median of the ratios of neighbouring runs, which is
-robust on a noisy machine. The script exits with 1 if a ratio exceeds its limit.
+If PATTERN is given, only rows whose names match this regular expression are measured. For each row,
+two commands run alternately, and their whole processes are timed. The row reports the median of the
+ratios of consecutive runs, because this median is robust on a noisy machine. The script exits with
+1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHON = sys.executable
 ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
-# Options with which onnxopt, like onnx's runner, uses ONNX's tolerance and explains no failures.
+# With these options, onnxopt works like onnx's runner: it uses ONNX's tolerance and does not
+# explain failures.
 WITHOUT_EXPLANATIONS = ["-q", "--no-explain", "-b", "onnxruntime"]
 LIKE_ONNX_RUNNER = [*WITHOUT_EXPLANATIONS, "--tolerance", "onnx"]
 # The unit of time for commands without a counterpart: additions of small NumPy arrays.
@@ -60,8 +62,8 @@ class OnnxRuntime(Backend):
 globals().update(Runner(OnnxRuntime, __name__).test_cases)
 """
 
-# A plain script is the counterpart of commands on large tensors. The script defines AdmmUpdate,
-# which onnx's reference lacks.
+# Commands on large tensors are compared with this plain script. The script defines AdmmUpdate,
+# because onnx's reference lacks this operator.
 LARGE_ELEMENTS = 20_000_000
 LARGE_LIMITS = {"Adam": 2.0, "Adagrad": 3.0, "Momentum": 3.0, "AdmmUpdate": 3.0}
 ADMM_UPDATE = """
@@ -313,7 +315,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}
-        # The measured commands may store compiled modules, as Python does for a user.
+        # The measured commands may store compiled modules, as in an ordinary installation.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         comparisons = [
             *command_comparisons(folder),

@@ -1,12 +1,12 @@
 """Install the shipped adapters, run node cases of onnx on each, and print a table.
 
     python scripts/check_adapters.py                        # all adapters
-    python scripts/check_adapters.py openvino tract@0.22.0  # these, also in other versions
-    python scripts/check_adapters.py openvino --lock        # and write locks/openvino.txt
+    python scripts/check_adapters.py openvino tract@0.22.0  # two adapters, one in a given version
+    python scripts/check_adapters.py openvino --lock        # also write locks/openvino.txt
 
 Each adapter runs the node cases of a few common operators. The columns are the runtime, the seconds
-of the installation and of the start, and the number of cases by outcome. The script exits with 1 if
-an adapter cannot be installed, does not start, or passes no case.
+that the installation and the start take, and the number of cases by outcome. The script exits with
+1 if an adapter cannot be installed, does not start, or does not pass any case.
 """
 
 from __future__ import annotations
@@ -76,13 +76,12 @@ def check(name: str, operators: list[str], *, lock: bool) -> Row:
         row.install_seconds = perf_counter() - began
         if lock:
             write_lock(environment)
-            # The lock is part of the environment's identity, so the new lock requires a new
-            # environment.
+            # Each lock has an environment of its own, so the new lock requires a new environment.
             AdapterEnvironment.of(parse_specification(text)).create()
         began = perf_counter()
         backend = resolve_backend(text)
         row.start_seconds, row.version = perf_counter() - began, backend.version
-        # An error while the backend ends is ignored, because the cases run in other processes.
+        # The cases run in other processes. Therefore, an error while this backend ends is ignored.
         with suppress(OnnxoptError):
             backend.close()
     except OnnxoptError as error:

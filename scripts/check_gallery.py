@@ -1,14 +1,14 @@
 """Run the rows of the gallery on their runtimes, and report whether each defect is reproduced.
 
 ``python scripts/check_gallery.py openvino tract`` checks the rows of two runtimes, each through its
-adapter; without names, all runtimes are checked. A row is
+adapter. Without names, all runtimes are checked. The script prints a state for each row:
 
-- ``reproduced`` if the runtime returns the wrong value of the row,
-- ``fixed`` if its case passes, in the version that is printed,
-- ``different`` if the case fails in another way, or the runtime does not compute it.
+- ``reproduced``: the runtime returns the wrong value of the row.
+- ``fixed``: the case of the row passes. The version of the runtime is printed.
+- ``different``: the case fails in another way, or the runtime does not compute it.
 
-A table of the counts by runtime follows. The script exits with 1 if a row is not reproduced, or a
-runtime does not start.
+A table of the counts by runtime follows. The script exits with 1 if a row is not reproduced, or if
+a runtime does not start.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from onnxopt_cli.suites.gallery.gallery_suite import (
     runtimes,
 )
 
-# A returned value counts as the wrong value of a row if their distance is at most this share of the
-# distance between the wrong and the right value. The values may differ because other processors
-# round differently.
+# A returned value may differ slightly from the wrong value of a row, because other processors round
+# differently. Both count as equal if they differ by at most _MAX_DISTANCE times the distance
+# between the wrong and the right value.
 _MAX_DISTANCE = 0.1
 _MAX_MESSAGE_CHARS = 100
 
@@ -92,7 +92,7 @@ def _observed(row: Defect, result: Result) -> Observation | None:
             continue
         if isinstance(output, np.ndarray):
             return row.observe(output)
-        # A result does not keep its outputs if one output is an empty optional.
+        # If one output is an empty optional, the result does not keep the outputs.
         worst = {tuple(element.index): element.actual for element in diff.worst}
         actual = worst.get(row.element)
         return actual if isinstance(actual, int | float) else None

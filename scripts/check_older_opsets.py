@@ -2,10 +2,11 @@
 
     python scripts/check_older_opsets.py
 
-Every model that ``opset=auto`` would offer to a backend is computed with onnx's reference and, if
-installed, with ONNX Runtime, in its own opset and in the older opsets. Kernels of different
-versions may round differently. The script prints the number of cases that have an older model, and
-each difference that exceeds rounding. The script exits with 1 if a difference exceeds rounding.
+With ``opset=auto``, a backend may get the model of a case in an older opset. The script computes
+each such model in its own opset and in the older opsets. It uses onnx's reference and, if
+installed, ONNX Runtime. Kernels of different versions may round differently. The script prints the
+number of cases that have an older model, and each difference that exceeds rounding. The script
+exits with 1 if a difference exceeds rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomUniform"
 
 
 def computed_by(backend: str) -> Callable[[onnx.ModelProto, Any], list[Any] | None]:
-    """Return a function that computes a model on a backend; its result is None after an error."""
+    """Return a function that computes a model on a backend, and returns None after an error."""
     wrapped = resolve_backend(backend)
 
     def compute(model: onnx.ModelProto, inputs: Any) -> list[Any] | None:
@@ -63,7 +64,7 @@ def compare(
     inputs: Any,
     compute: Callable[[onnx.ModelProto, Any], list[Any] | None],
 ) -> dict[int, bool]:
-    """Return by opset whether the outputs of older models and of the newest model agree.
+    """For each older opset, return whether the older model has the outputs of the newest model.
 
     Models that the backend cannot compute are left out.
     """

@@ -6,8 +6,8 @@
     python scripts/cluster_costs.py --tasks              overhead of Dask per task
     python scripts/cluster_costs.py --simulate 1.1e-3 6e-4
 
-Scheduler and workers are processes on this machine. Processor times are valid even on a busy
-machine, but wall times only on an idle machine.
+The scheduler and the workers are processes on this machine. Processor times are valid even on a
+busy machine. Wall times are valid only on an idle machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
 #: Fields of a report that differ between runs.
 _VARYING_FIELDS = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-# The batch and task times are the same as in the Dask client of the package.
+# The Dask client of the package uses the same times for a batch and for a task.
 _BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
 _SIMULATED_WORKERS = (1, 2, 10, 100, 300, 1000)
 
@@ -71,7 +71,10 @@ def running_cluster(workers: int) -> Iterator[tuple[str, list[psutil.Process]]]:
 
 
 def measure_command(arguments: list[str]) -> dict[str, float]:
-    """Run a command; return wall time, processor time and MiB without the cluster's share."""
+    """Run a command, and return its wall time, its processor time and its memory in MiB.
+
+    The processes of the cluster are not included.
+    """
     began = time.perf_counter()
     process = subprocess.Popen([*ONNXOPT, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -143,8 +146,8 @@ def many_cases(count: int) -> None:
                   f"  processor time: scheduler {scheduler_time:.1f} s, workers {worker_time:.1f} s"
                   f"\n  per case: client {1e3 * client['processor'] / count:.2f} ms, "
                   f"total minus one process {1e3 * overhead:.2f} ms")  # fmt: skip
-        # The reports are loaded last, because the measured memory of a child process includes the
-        # memory that this process has when it starts the child.
+        # The reports are loaded last: the measured memory of a child process includes the memory
+        # that this process has when it starts the child.
         for workers in (1, 2):
             equal = reports_agree(local_report, folder / f"cluster-{workers}.json")
             print(f"{workers} workers: report equal apart from times and host: {equal}")
@@ -158,9 +161,10 @@ def simulate(
     """Print the throughput, and the load of client and workers, by number of workers.
 
     Args:
-        case_seconds: time of a worker for one case.
-        client_seconds: time of the client for one case: its file, its result, log and reports.
-        task: time of client and scheduler for one task, as --tasks measures it.
+        case_seconds: seconds that a worker needs for one case.
+        client_seconds: seconds that the client needs for one case: for reading its file, receiving
+            its result, and writing the log and the reports.
+        task: seconds that the client and the scheduler need for one task, as --tasks measures them.
         count: number of cases.
     """
     print(
@@ -189,7 +193,7 @@ def simulate(
 
 
 async def tasks() -> None:
-    """Measure the time of client, scheduler and workers for a task without work."""
+    """Measure the time that client, scheduler and workers need for an empty task."""
     import distributed
 
     client_type: Any = distributed.Client
@@ -224,7 +228,7 @@ def audits(count: int) -> None:
         cases = write_many_cases(Path(folder), count)
         for workers in (1, 2):
             with running_cluster(workers) as (file, _):
-                # The small cases do not kill every mutant, so the audit passes only with --allow.
+                # The small cases do not kill all mutants, so the audit passes only with --allow.
                 audit = measure_command(["audit", cases, "-v", "--allow", "*", "--cluster", file])
             print(f"{workers} workers: {audit}")
             wall_times.append(audit["wall"])

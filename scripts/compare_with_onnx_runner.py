@@ -4,9 +4,9 @@ Run this script in an environment with onnxopt[ort]:
 
     python scripts/compare_with_onnx_runner.py
 
-onnxopt and the runner test the same backends, so that only their judgements can differ. The script
-prints a table for each backend, and a list of the cases whose verdicts differ. The script exits
-with 1 if EXPLAINED does not explain a difference.
+onnxopt and the runner test the same backends. Therefore, only their judgements can differ. The
+script prints a table for each backend, and a list of the cases whose verdicts differ. The script
+exits with 1 if a difference is not listed in EXPLAINED.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onnxopt_cli.backends.resolve import resolve_backend
 
 #: Cases that onnx's runner judges wrongly, each with the reason.
 EXPLAINED = {
-    "test_loop16_seq_none": "the runner takes the length of a scalar in a sequence",
+    "test_loop16_seq_none": "the runner calls len() of a scalar in a sequence",
 }
 
 

@@ -2,9 +2,9 @@
 
     python scripts/conditioned_coverage.py [CORPUS]
 
-A case is counted once for each floating-point or complex type of its outputs. For float32, the case
-must also have float32 inputs. The cases without a conditioned or derived tolerance are listed with
-the reason.
+A case is counted once for each floating-point or complex type of its outputs. For float32, a case
+counts only if it also has float32 inputs. The script lists the cases without a conditioned or
+derived tolerance, with the reason.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(corpus: str = "onnx-node") -> None:
 
 
 def missing_reason(tolerance: Tolerance | None) -> str:
-    """Return why a tolerance is neither conditioned nor derived; empty for other tolerances."""
+    """Return why a tolerance is neither conditioned nor derived; otherwise an empty text."""
     if isinstance(tolerance, Relative):
         return tolerance.reason or "fixed tolerance"
     provenance = getattr(tolerance, "provenance", None)

@@ -1,4 +1,7 @@
-"""Count the cases of each operator by dimension, for the table in docs/mutation-analysis.md."""
+"""Count the cases of each operator that cover a dimension of its inputs, such as high ranks.
+
+The result is a table of docs/mutation-analysis.md.
+"""
 
 from __future__ import annotations
 

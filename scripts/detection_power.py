@@ -3,26 +3,32 @@
     python scripts/detection_power.py [CORPUS] [OPERATOR ...]
     python scripts/detection_power.py forms [OPERATOR ...]
 
-The first command injects a relative error of 1e-5 into the cases of a corpus that are a single node
-with float32 outputs. An element is counted if it is finite and exceeds 2^-48 times the largest
-element of its output; a smaller element is a zero that rounding in double leaves. The error is
-detected if it exceeds the tolerance of the element. The first share counts all elements. The second
-share counts only elements of at least a tenth of the largest element of their output, because
-smaller elements may result from terms that cancel.
+The first command uses the cases of a corpus that are a single node with float32 outputs. It injects
+a relative error of 1e-5 into each element. Elements are counted if they are finite and larger than
+2^-48 times the largest element of their output: a smaller element is a zero, apart from roundings
+in double. The error is detected if it exceeds the tolerance of the element. The command prints
+these figures:
 
-The ratio divides the tolerance by the largest error of a right implementation in float32, among the
-elements in which 1e-5 is not detected. The implementations are the forms of ``right_forms.py``,
-ONNX Runtime, and onnx's reference with pairwise and with sequential sums. The share "without
-margin" counts all elements, with all tolerances of the operator divided by the factor at which the
-largest error of a right implementation reaches its tolerance. The share "inexact" counts the
-elements in which a right implementation itself is off by more than 1e-5.
+- the share of elements with a detected error, among all elements;
+- the same share among the large elements, which are at least a tenth of the largest element of
+  their output. Smaller elements may result from terms that cancel;
+- the ratio "tolerance / error". The error is the largest error of a right implementation in
+  float32, among the elements in which 1e-5 is not detected;
+- the share "without margin": the share of all elements with a detected error if the tolerances had
+  no margin. All tolerances of the operator are divided by the same factor, so that the largest
+  error of a right implementation reaches its tolerance;
+- the share "inexact": the elements in which a right implementation itself has a relative error of
+  more than 1e-5.
 
-The second command runs the cases of ``right_forms.py`` in float32, float16 and bfloat16, with means
-of up to 3e6 deviations, terms that cancel, and terms that are subnormal. The injected error is ten
-times the largest error of a right implementation in the output, and at least ten roundings of the
-type. An element is judged if its tolerance is below half of its magnitude. The command counts the
-judged elements in which the error is detected. The command also counts the judged elements in which
-a wrong result passes: NaN, 0, or the negated or halved right result.
+The right implementations are the forms of ``right_forms.py``, ONNX Runtime, and onnx's reference
+with pairwise and with sequential sums.
+
+The second command runs the cases of ``right_forms.py`` in float32, float16 and bfloat16. In these
+cases, means are up to 3e6 times the standard deviation, terms cancel, and terms are subnormal. The
+injected error is ten times the largest error of a right implementation in the output, and at least
+ten roundings of the type. An element is judged if its tolerance is below half of its magnitude. The
+command counts the judged elements in which the error is detected. It also counts the judged
+elements in which a wrong result passes: NaN, 0, or the negated or halved right result.
 """
 
 from __future__ import annotations
@@ -47,7 +53,8 @@ from onnxopt_cli.oracle.widen import ROUNDOFF
 
 RELATIVE_ERROR = 1e-5
 LEAST_SHARE = 0.95
-# An element below this share of the largest element of its output is a rounding error of a zero.
+# An element below this share of the largest element of its output counts as a zero with a rounding
+# error.
 RESIDUE = 2.0**-48
 # The injected error, as a multiple of the largest error of a right implementation.
 INJECTED = 10.0
@@ -65,18 +72,18 @@ class Counts:
     def __init__(self) -> None:
         self.elements: Counter[str] = Counter()
         self.detected: Counter[str] = Counter()
-        #: The largest error of right implementations, as a share of the tolerance, in elements
-        #: where an error of RELATIVE_ERROR is not detected.
+        #: The largest error / tolerance of right implementations, among the elements in which an
+        #: error of RELATIVE_ERROR is not detected.
         self.largest_error = 0.0
-        #: The largest error of right implementations, as a share of the tolerance, in any element.
+        #: The largest error / tolerance of right implementations, among all elements.
         self.largest_error_of_all = 0.0
-        #: The number of elements in which a right implementation is off by over RELATIVE_ERROR.
+        #: The number of elements in which a right implementation has an error over RELATIVE_ERROR.
         self.inexact_elements = 0
         #: The relative tolerances of the elements of each output.
         self.relative_tolerances: list[Array] = []
 
     def attainable(self) -> float:
-        """Return the share of elements with a detected error if no tolerance has a margin."""
+        """Return the share of elements with a detected error if the tolerances had no margin."""
         tolerances = np.concatenate(self.relative_tolerances) * (self.largest_error_of_all or 1)
         return float((tolerances < RELATIVE_ERROR).mean())
 
@@ -104,8 +111,8 @@ class Counts:
             if value.shape == exact.shape:
                 error = np.zeros(exact.shape)
                 error[inexact] = np.abs(value.astype(np.float64) - exact)[inexact] / limit[inexact]
-                # An error beyond the tolerance belongs to another accepted result, or the
-                # implementation is wrong for the element.
+                # An error beyond the tolerance is ignored: either another result is also accepted,
+                # or the implementation is wrong for the element.
                 error[error > 1] = 0.0
                 is_inexact |= counts & (error * limit > RELATIVE_ERROR * size)
                 self.largest_error = max(self.largest_error, error[undetected].max(initial=0.0))
@@ -146,7 +153,7 @@ class FormCounts:
 
 
 def accepts(output: ConditionedOutput, value: Array) -> Array:
-    """Return a mask of the right elements of a value."""
+    """Return a mask of the elements of a value that are within the tolerance."""
     accepted = np.zeros(value.shape, bool)
     for expected, limit in (*output.right, *output.reformulated):
         exact = expected.astype(np.float64)
@@ -192,7 +199,7 @@ def main(corpus: str = "onnx-node", *operators: str) -> None:
 
 
 def count_corpus(corpus: str, operators: tuple[str, ...]) -> None:
-    """Print the shares of operators in ascending order, and how many reach LEAST_SHARE."""
+    """Print the shares of operators in ascending order, and the number that reach LEAST_SHARE."""
     counts: defaultdict[str, Counts] = defaultdict(Counts)
     for case in onnxopt.load_cases(corpus):
         problem = case.load()
@@ -228,7 +235,7 @@ def count_corpus(corpus: str, operators: tuple[str, ...]) -> None:
 
 
 def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Iterator[list[Array]]:
-    """Yield the outputs of a node by each implementation that computes it."""
+    """Yield the outputs of a node for each right implementation that can compute it."""
     (node,) = model.graph.node
     constants = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     operands = [{**constants, **inputs}.get(name) for name in node.input]

@@ -76,7 +76,7 @@ class Regime(StrEnum):
 
 
 class GraphBuilder:
-    """A builder that collects the nodes of a graph. The name of a value states its meaning."""
+    """A builder that collects the nodes of a graph. The names of values state their meaning."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -195,10 +195,11 @@ def training_step(
 ) -> onnx.ModelProto:
     """Return the model of a whole step: forward pass, loss, backward pass, optimizer.
 
-    Inputs are R, T, ``images`` [batch, 64], ``labels`` [batch], each parameter by its name, and its
-    states, such as ``V_W1``. With ADMM, each weight has the further inputs ``Z_W1`` and ``U_W1``;
-    with a mask, the further input ``mask_W1``. Outputs are ``loss``, each parameter and state with
-    the suffix ``_new``, and the gradients ``gradient_W1`` before a penalty or a mask is applied.
+    The inputs are R, T, ``images`` [batch, 64], ``labels`` [batch], each parameter, and the states
+    of each parameter, such as ``V_W1``. With ADMM, each weight such as W1 has the additional inputs
+    ``Z_W1`` and ``U_W1``. With a mask, each weight has the additional input ``mask_W1``. The
+    outputs are ``loss``, each parameter and state with the suffix ``_new``, and gradients such as
+    ``gradient_W1``, before a penalty or a mask is applied.
 
     Args:
         optimizer: the operator whose single node updates all parameters.
@@ -252,7 +253,11 @@ def _add_layer(graph: GraphBuilder, layer: int, below: str, *, name: str) -> str
 
 
 def _add_loss(graph: GraphBuilder, logits: str, labels: str, batch: int) -> tuple[str, str]:
-    """Add the mean cross-entropy; return its name, and the name of its gradient by the logits."""
+    """Add the mean cross-entropy.
+
+    Returns:
+        The name of the loss, and the name of its gradient with respect to the logits.
+    """
     depth = graph.constant("classes", np.array(SIZES[-1], np.int64))
     off_on = graph.constant("off_on", np.array([0, 1], np.float32))
     size = graph.constant("batch", np.array(batch, np.float32))
@@ -285,7 +290,7 @@ def _add_backward(graph: GraphBuilder, images: str, logits_gradient: str) -> dic
 
 
 def _add_backward_activation(graph: GraphBuilder, layer: int, gradient: str) -> str:
-    """Propagate a gradient through the weights of a layer and the ReLU before them."""
+    """Propagate a gradient back through the weights of a layer and the ReLU before the weights."""
     below = layer - 1
     weights = graph.node("Transpose", f"W{layer}", name=f"W{layer}_transposed", perm=[1, 0])
     hidden = graph.node("MatMul", gradient, weights, name=f"gradient_hidden_{below}")

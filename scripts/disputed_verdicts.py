@@ -7,12 +7,12 @@
 accepts an output and the other rejects it, the script records the elements with the largest errors.
 FILE is scripts/disputed_verdicts.json by default.
 
-``check`` computes the exact value of each recorded element from the node and its inputs alone. The
-script prints the element's error as a multiple of an error bound. The bound is derived by hand, for
-each operator, from the roundings of any reasonable evaluation; the functions of the script state
-the bound. u is the unit roundoff. A verdict is confirmed if the conditioned tolerance accepts
-exactly the outputs whose error is within the bound. The script exits with 1 if a verdict is not
-confirmed.
+``check`` computes the exact value of each recorded element from the node and its inputs. The script
+prints the error of the element as a multiple of an error bound. For each operator, the bound was
+derived by hand from the roundings of any reasonable evaluation. The functions of the script state
+the bounds, in which u is the unit roundoff. A verdict is confirmed if the conditioned tolerance
+accepts exactly the outputs whose error is within the bound. The script exits with 1 if a verdict is
+not confirmed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from onnxopt_cli.core.result import Outcome, Result
 mp.dps = 60
 RECORDED = Path(__file__).with_name("disputed_verdicts.json")
 ELEMENTS_PER_OUTPUT = 3
-#: Number of roundings of a short computation or of a library function.
+#: The assumed number of roundings in a short computation or in a library function.
 STEPS = 16
 Array = np.ndarray[Any, Any]
 Index = tuple[int, ...]
@@ -54,7 +54,7 @@ def exact_array(array: Array) -> Any:
 
 
 def elementwise(function: Callable[[Any], Any]) -> Callable[..., Exact]:
-    """Return the oracle of a function of one operand, with a relative error bound."""
+    """Return an oracle for an elementwise function of one operand, with a relative error bound."""
 
     def exact(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
         y = function(mpf(float(x[at])))
@@ -64,7 +64,7 @@ def elementwise(function: Callable[[Any], Any]) -> Callable[..., Exact]:
 
 
 def selu(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
-    """Bound the error of exp(x) - 1 by roundings of its two terms."""
+    """Bound the error of exp(x) - 1 by the roundings of its two terms."""
     constants = (1.6732632423543772, 1.0507009873554805)
     alpha, gamma = (mpf(float(np.float32(constant))) for constant in constants)
     value = mpf(float(x[at]))
@@ -73,7 +73,7 @@ def selu(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
 
 
 def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Exact:
-    """Allow one rounding: the exact remainder of two floats is a float."""
+    """Allow one rounding, because the exact remainder of two floats is a float."""
     a, b = mpf(float(x[at])), mpf(float(y[at]))
     quotient = a / b
     remainder = a - b * (mp.floor(quotient) if not fmod or quotient > 0 else mp.ceil(quotient))
@@ -81,7 +81,7 @@ def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Ex
 
 
 def einsum(*operands: Array, at: Index, u: Any, equation: bytes, **_: Any) -> Exact:
-    """Bound the error of a sum of n products by n roundings of the sum of magnitudes."""
+    """Bound the error of a sum of n products by n roundings of the sum of their magnitudes."""
     text = equation.decode().replace(" ", "").replace("...", "Z")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -108,7 +108,7 @@ def einsum(*operands: Array, at: Index, u: Any, equation: bytes, **_: Any) -> Ex
 def log_sum_exp(
     data: Array, axes: Any = None, *, at: Index, u: Any, keepdims: int = 1, **_: Any
 ) -> Exact:
-    """Bound the relative error of the sum, which is the absolute error of its logarithm."""
+    """Bound the relative error of the sum, because it is the absolute error of the logarithm."""
     reduced = {int(axis) % data.ndim for axis in np.ravel(axes)}
     output_axes = [axis for axis in range(data.ndim) if keepdims or axis not in reduced]
     position = dict(zip(output_axes, at, strict=True))
@@ -162,7 +162,7 @@ def attention(
 
 
 def fourier_sum(terms: list[Any], frequency: int, length: int, u: Any) -> tuple[Any, Any]:
-    """Bound the error by the magnitude of all terms, because fast transforms mix them."""
+    """Bound the error by the magnitudes of all terms, because fast transforms mix the terms."""
     y = mp.fsum(
         term * mp.expjpi(mpf(-2 * frequency * index) / length) for index, term in enumerate(terms)
     )
@@ -181,7 +181,7 @@ def dft(
     onesided: int = 0,
     **_: Any,
 ) -> Exact:
-    """Transform along an axis by a sum; a one-sided inverse adds conjugates of the omitted half."""
+    """Transform along an axis by a sum; a one-sided inverse includes the omitted conjugates."""
     axis = (axis if axis_input is None else int(axis_input)) % x.ndim
     selection: list[Any] = [*at[:-1], slice(None)]
     selection[axis] = slice(None)
@@ -218,7 +218,7 @@ def stft(
 
 
 def dynamic_quantize(x: Array, *, at: Index, output: str, **_: Any) -> Exact:
-    """Allow half a step for rounding to an integer, and roundings of the quotient."""
+    """Allow half a step for rounding to an integer, and the roundings of the quotient."""
     low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
     scale, u = (mpf(high) - mpf(low)) / 255, mpf(2) ** -24
     zero = mp.nint(-mpf(low) / scale)
@@ -239,7 +239,7 @@ def gru(
     output: str,
     **_: Any,
 ) -> Exact:
-    """Bound the error by roundings of 1, because activations have magnitudes up to 1."""
+    """Bound the error by roundings of 1, because the magnitudes of activations are at most 1."""
     direction, batch, column = at[-3:]
     hidden = r.shape[2]
     bias = np.zeros(6 * hidden) if b is None else b[direction]
@@ -309,7 +309,7 @@ OPERATORS: Mapping[str, Callable[..., Exact]] = {
 def is_possible_dropout(
     x: Array, ratio: Any = None, *_: Any, at: Index, value: Any, output: str
 ) -> bool:
-    """Return whether an element is 0 or the scaled input; accept every element of the mask."""
+    """Return whether an output element is 0 or the scaled input; every mask element is accepted."""
     scaled = mpf(float(x[at])) / (1 - mpf(float(0.5 if ratio is None else ratio)))
     return output == "z" or value == 0 or abs(value - scaled) <= mpf(2) ** -22 * abs(scaled)
 
@@ -370,7 +370,7 @@ def check(file: Path = RECORDED) -> int:
     for row in recorded["rows"]:
         print(f"{row['case']} on {row['backend']}: {row['verdict']} by the conditioned tolerance")
         content = cases[row["case"]].load()
-        # An expanded case has the same inputs as the case of the node, and a graph instead of the
+        # An expanded case has the same inputs as the case of the node, but a graph in place of the
         # node.
         unexpanded = cases.get(re.sub(r"_expanded(_ver\d+)?", "", row["case"]))
         (node,) = (unexpanded.load() if unexpanded else content).model.graph.node
@@ -419,7 +419,7 @@ def disputed_outputs(backend: str, failing: Result, verdict: Outcome) -> list[di
 
 
 def number_as_json(value: Any) -> int | str:
-    """Return an integer as it is and a float in hexadecimal, which is exact."""
+    """Return an integer unchanged, and a float in hexadecimal, because this is exact."""
     return float(value).hex() if isinstance(value, float | np.floating) else int(value)
 
 

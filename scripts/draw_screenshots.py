@@ -23,8 +23,8 @@ from rich.text import Text
 WIDTH = 100
 #: The size of the pictures of pages, in pixels.
 PAGE = (1100, 900)
-#: A backend that adds Adam's epsilon in the wrong place, as in README.md, and returns Momentum in
-#: the wrong type.
+#: A backend with two mistakes: it adds Adam's epsilon in the wrong place, as in README.md, and
+#: returns the outputs of Momentum in the wrong type.
 BACKEND = """
 import numpy as np
 
@@ -95,7 +95,7 @@ def draw_page(page: str, picture: Path) -> None:
 
 
 def terminal_picture(output: str) -> str:
-    """Return an SVG picture of a command and its output, which has escape sequences."""
+    """Return an SVG picture of a command and its output, given with its escape sequences."""
     prompt = "$ " + " ".join(f"'{word}'" if " " in word else word for word in COMMAND) + "\n"
     # Progress is drawn while the cursor is hidden, and erased afterwards.
     lines = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h(\r?\x1b\[1A\x1b\[2K)?", "", output, flags=re.DOTALL)

@@ -2,13 +2,15 @@
 
     python scripts/explain_injected_faults.py [--faults N] [--seed N] [--beyond] [OPERATOR ...]
 
-A fault changes one output where one or two conditions hold. With ``--beyond``, one condition of a
-fault cannot be expressed as a failure condition, so a correct report states a weaker condition or
-no condition. The faulty backend runs the suite of its operator, and its failures are explained as
-in ``onnxopt run``. The reported failure condition then predicts the outcome of 400 new inputs. The
-script prints the precision and recall of each condition. The script exits with 1 if less than 80 %
-of the faults are explained, or if a reported condition predicts badly. With ``--beyond``, the
-script exits with 1 if more than 10 % of the reported conditions predict badly.
+A fault changes one output where one or two conditions hold. The faulty backend runs the suite of
+its operator, and its failures are explained as in ``onnxopt run``. The reported failure condition
+is then used to predict the outcomes of 400 new inputs. The script prints the precision and recall
+of each condition. The script exits with 1 if less than 80 % of the faults are explained, or if a
+reported condition predicts badly.
+
+With ``--beyond``, one condition of each fault cannot be expressed as a failure condition. A correct
+report then covers only some of the failures, or states no condition. In this mode, the script exits
+with 1 if more than 10 % of the reported conditions have a low precision.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ from onnxopt_cli.workers.forked_processes import parallel
 
 #: Number of new inputs for which a condition must predict the outcome.
 NEW_INPUTS = 400
-#: Largest number of draws to find inputs on which the fault is visible.
+#: Largest number of inputs that are drawn to find inputs on which the fault is visible.
 MAX_DRAWS = 3000
 #: The minimum precision and recall of a condition that predicts well.
 GOOD_SHARE = 0.95
 #: The precision or recall below which a condition predicts badly.
 BAD_SHARE = 0.8
 
-#: A function that returns where a condition holds in a group: a boolean, or a mask of the group's
-#: elements.
+#: A function that returns where a condition holds in a group. The result is a boolean for the whole
+#: group, or a mask of the elements.
 Holds = Callable[[Call[Any], int], Any]
 #: A condition and its description.
 Condition = tuple[str, Holds]
@@ -160,7 +162,7 @@ def block_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def index_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw the condition that the index of an element has a minimum value."""
+    """Draw the condition that the index of an element is not below a minimum."""
     k = random.choice((1, 2, 4, 8, 16, 32, 64, 256))
     return f"index >= {k}", lambda call, group: positions(call, group) >= k
 
@@ -279,7 +281,10 @@ def mean_of_first_tensor(call: Call[Any], group: int) -> Any:
 
 
 def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
-    """Draw a fault with one or two conditions; with ``beyond``, the last one is inexpressible."""
+    """Draw a fault with one or two conditions.
+
+    With ``beyond``, the last condition cannot be expressed as a failure condition.
+    """
     number = random.choice((0, 0, 1) if beyond else (1, 1, 2))
     drawn = [draw_condition(operator, random) for _ in range(number)]
     if beyond:
@@ -299,7 +304,7 @@ def draw_fault(operator: Operator, random: Random, *, beyond: bool) -> Fault:
 
 
 def draw_call(operator: Operator, random: Random) -> Call[Any]:
-    """Draw a node. This sampler shares no code with the suites or the explanation of failures."""
+    """Draw a node. This function shares no code with the suites or the explanation of failures."""
     numpy = np.random.RandomState(random.randrange(1 << 30))
     groups = random.choice((1, 1, 1, 1, 2, 2, 3, 4, 8, 9, 10))
     all_double = random.choice((False, True, None))
@@ -360,7 +365,7 @@ def explain_fault(
     """Explain a random fault that the suite rejects.
 
     Returns:
-        The fault, the statement about its failures, and precision and recall of its condition.
+        The fault, the statement about its failures, and the precision and recall of its condition.
     """
     random = Random(seed)
     while True:
@@ -421,8 +426,8 @@ def main() -> int:
                 print(f"  frequencies  {operator.name}: {fault} -> {statement}")
                 continue
             explained += 1
-            # A condition that is weaker than an inexpressible condition is correct, but its recall
-            # is low.
+            # If a condition cannot be expressed, a correct report may cover only some of the
+            # failures. Its recall is then low, so only the precision counts.
             quality = precision if options.beyond else min(precision, recall)
             good += quality >= GOOD_SHARE
             bad += quality < BAD_SHARE

@@ -3,9 +3,9 @@
     python scripts/explain_known_mistakes.py [--sample N] [--seed N] [OPERATOR ...]
 
 Each mistake runs the suite of its operator, and its failures are explained like the failures of a
-backend. The script prints the number of mistakes that are explained by their own name or by an
+backend. The script counts the mistakes that are explained by their own name or by the name of an
 equivalent mistake. A mistake that only rejects valid cases is not explained, because errors can
-have many reasons. A run on all mistakes of all operators takes an hour; with ``--sample``, only N
+have many causes. A run on all mistakes of all operators takes an hour. With ``--sample``, only N
 mistakes of each operator run. The script exits with 1 if less than 97 % of the mistakes are
 explained correctly.
 """
@@ -84,7 +84,7 @@ def main() -> int:
 def explain_mistake(
     trials: Sequence[AuditedCase], cases: Mapping[str, Case], mistake: Implementation
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the mistakes that the explanation names, and whether it covers all failures."""
+    """Return the mistakes that the explanation names, and whether they explain all failures."""
     explanations = explain([run_trial(mistake, trial, cases) for trial in trials], cases)
     if not explanations:
         return (), False
@@ -108,7 +108,7 @@ def failing_cases(mistake: Implementation, trials: Sequence[AuditedCase]) -> set
 
 
 def returns_wrong_outputs(mistake: Implementation, trials: Sequence[AuditedCase]) -> bool:
-    """Return whether a mistake returns outputs in any case that it fails."""
+    """Return whether a mistake returns outputs in at least one case that it fails."""
     failing = failing_cases(mistake, trials)
     return any(mistake.run(trial.call) for trial in trials if trial.case in failing)
 

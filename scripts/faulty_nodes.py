@@ -1,13 +1,14 @@
 """Faults of single nodes and of fused nodes, and a backend with one fault.
 
-``NODE_FAULTS`` maps a kind of fault to a function that computes the wrong outputs of a node, or
-returns None if the fault does not apply to the node. ``FUSION_FAULTS`` are wrong kernels for a
-chain of nodes. The backend :class:`Faulty` runs models by onnx's reference, node by node, with the
-fault that the environment variable ``INJECTED_FAULT`` describes; models without the faulty nodes
-run on ONNX Runtime if it accepts them.
+``NODE_FAULTS`` maps a kind of fault to a function that computes the wrong outputs of a node. The
+function returns None if the fault does not apply to the node. ``FUSION_FAULTS`` are wrong kernels
+for a chain of nodes.
 
-This module does not import onnxopt, so that the computations of the faults are independent of
-onnxopt.
+The backend :class:`Faulty` has the fault that the environment variable ``INJECTED_FAULT``
+describes. It runs models node by node with onnx's reference. If a model does not contain the faulty
+nodes, and ONNX Runtime accepts the model, it runs on ONNX Runtime.
+
+This module does not import onnxopt. The faults are therefore computed independently of onnxopt.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ class NodeComputer:
     """A function that computes single nodes by onnx's reference.
 
     Args:
-        model: a model that imports the versions of the operator sets.
+        model: a model whose imports determine the versions of the operator sets.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._imports, self._ir_version = list(model.opset_import), model.ir_version
 
     def __call__(self, node: Node, operands: Sequence[Array]) -> list[Array]:
-        """Return all outputs of a node, including the unused ones, whose names are empty.
+        """Return all outputs of a node, including unused outputs, which have empty names.
 
         Raises:
             COMPUTATION_ERRORS: if the node does not accept the operands.
@@ -120,14 +121,14 @@ def plain_name(name: str) -> str:
 def interpret(
     graph: onnx.GraphProto, values: dict[str, Array], compute: Compute, steps: list[Step]
 ) -> list[Array]:
-    """Run a graph node by node, with the selected branch of an If; return its outputs.
+    """Run a graph node by node, and return its outputs. Of an If, only the taken branch runs.
 
     Args:
         graph: the graph.
-        values: its inputs and the values of the surrounding graphs; receives all other values of
-            the graph.
+        values: its inputs and the values of the surrounding graphs. The function adds all other
+            values of the graph.
         compute: computes a node.
-        steps: receives the nodes as they ran, without If.
+        steps: the function appends each node as it ran, except If.
     """
     for tensor in graph.initializer:
         values.setdefault(tensor.name, numpy_helper.to_array(tensor))
@@ -175,7 +176,7 @@ def replaced(operands: Sequence[Array], index: int, value: Array) -> list[Array]
 
 
 def constant_index(operands: Sequence[Array]) -> int | None:
-    """Return the index of the smaller operand of an elementwise operator; None for equal sizes."""
+    """Return the index of the smaller of two operands; None if they have equal sizes."""
     if operands[0].size == operands[1].size:
         return None
     return int(operands[1].size < operands[0].size)
@@ -218,7 +219,7 @@ def epsilon(node: Node, operands: Sequence[Array], compute: Compute) -> list[Arr
 
 
 def axis(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Compute along the axis that follows the correct axis."""
+    """Compute along the axis after the correct axis."""
     rank = np.ndim(operands[0]) if operands else 0
     if rank < 2:  # noqa: PLR2004
         return None
@@ -264,7 +265,7 @@ def missing_bias(node: Node, operands: Sequence[Array], compute: Compute) -> lis
 
 
 def partial_sums(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Return the terms of a product or sum; None for a node of another operator."""
+    """Return the terms that a product or sum adds; None for a node of another operator."""
     if node.op_type == "Conv" and attribute(node, "group", 1) == 1:
         data, weights = operands[:2]
         channels = range(data.shape[1])
@@ -349,7 +350,7 @@ def stale_buffer(y: Array) -> Array:
 
 
 def wrong_padding(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Pad at a wrong place or in a wrong mode."""
+    """Pad on the wrong side or in a wrong mode."""
     pads = list(attribute(node, "pads", []))
     if any(pads):
         half = len(pads) // 2
@@ -581,8 +582,8 @@ def half_intermediate(steps: Sequence[Step], compute: Compute) -> list[Array] | 
 def dropped_node(steps: Sequence[Step], compute: Compute) -> list[Array] | None:
     """Return the outputs of a fused kernel that leaves out a node.
 
-    In a chain of two nodes, the kernel leaves out the first node; in a longer chain, the first
-    inner node that keeps shape and type.
+    In a chain of two nodes, the kernel leaves out the first node. In a longer chain, it leaves out
+    the first inner node that preserves shape and type.
     """
     inner_places = range(1, len(steps) - 1)
     for place in inner_places or [0]:
@@ -624,14 +625,14 @@ FUSION_FAULTS: dict[str, Callable[[Sequence[Step], Compute], list[Array] | None]
 
 
 def operands_after(step: Step, former: Step, value: Array) -> list[Array]:
-    """Return the operands of a node, with ``value`` in place of the output of the node before."""
+    """Return the operands of a node, with ``value`` in place of the output of the former node."""
     name = former.node.output[0]
     pairs = zip(step.node.input, step.operands, strict=True)
     return [value if key == name else operand for key, operand in pairs]
 
 
 def rerun(steps: Sequence[Step], compute: Compute, change: Callable[[Array], Array]) -> list[Array]:
-    """Compute a chain of nodes, with a change of each value between two nodes."""
+    """Compute a chain of nodes, and change each value between two nodes."""
     outputs = compute(steps[0].node, steps[0].operands)
     for former, step in pairwise(steps):
         outputs = compute(step.node, operands_after(step, former, change(outputs[0])))
@@ -641,8 +642,9 @@ def rerun(steps: Sequence[Step], compute: Compute, change: Callable[[Array], Arr
 class Faulty:
     """A backend with the fault that the environment variable describes.
 
-    The fault has a ``kind``, and ``outputs``: the name of the first output of each faulty node, in
-    order. A fault of fused nodes affects only models that contain all of the fused nodes.
+    The variable states the ``kind`` of the fault, and the ``outputs``: the name of the first output
+    of each faulty node, in order. A fault of fused nodes affects only models that contain all of
+    the fused nodes.
     """
 
     def run(self, model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
@@ -698,7 +700,7 @@ def run_right(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array
 
 
 def deviation(right: Array, wrong: Array) -> Array:
-    """Return the difference of each pair of elements; infinity if one of the two is not finite."""
+    """Return the magnitude of each difference; infinity if only one of two elements is finite."""
     with np.errstate(all="ignore"):
         equal = (right == wrong) | (np.isnan(right) & np.isnan(wrong))
         return np.where(equal, 0.0, np.nan_to_num(np.abs(right - wrong), nan=np.inf))
@@ -710,7 +712,7 @@ def widened(value: Array) -> Array:
 
 
 def rounded_at_random(value: Array, generator: np.random.Generator) -> Array:
-    """Return a tensor of floats moved by one float32 rounding in random directions."""
+    """Return a tensor of floats whose elements are moved by one float32 rounding, up or down."""
     if not is_float(value):
         return value
     return value * (1 + ROUNDOFF * generator.choice([-1.0, 1.0], value.shape))
@@ -719,7 +721,7 @@ def rounded_at_random(value: Array, generator: np.random.Generator) -> Array:
 def rounded_operands(
     node: Node, operands: Sequence[Array], generator: np.random.Generator
 ) -> list[Array]:
-    """Return the operands of a node; all operands except sizes are rounded at random."""
+    """Return the operands of a node. All operands except sizes are moved by random roundings."""
     sizes = range(1, len(operands)) if node.op_type == "Resize" else ()
     return [
         value if index in sizes else rounded_at_random(value, generator)
@@ -730,15 +732,15 @@ def rounded_operands(
 def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequence[Array]) -> bool:
     """Return whether a wrong output differs from the right output by more than roundings explain.
 
-    An error is beyond rounding if it exceeds 16 times the largest change of the element by the
-    roundings.
+    An error is beyond rounding if it exceeds 16 times the largest change that the roundings cause
+    in the element.
 
     Args:
         right: the output in the type of the model.
         wrong: the wrong output.
         exact: the output in double precision.
-        roundings: the output of several runs with roundings, which are injected at random into
-            doubles, or are those of the model's own types.
+        roundings: the outputs of several runs with roundings. The roundings are injected at random
+            into doubles, or are those of the model's own types.
     """
     if right.shape != wrong.shape or right.dtype != wrong.dtype:
         return True
@@ -767,7 +769,7 @@ def is_visible(step: Step, wrong: Sequence[Array], compute: Compute) -> bool:
 
 
 class ChainVisibility:
-    """A test whether faults of chains are visible in the outputs of a model.
+    """A test of whether the fault of a chain is visible in the outputs of a model.
 
     Args:
         graph: the graph of the model.
@@ -798,8 +800,8 @@ class ChainVisibility:
     def __call__(self, steps: Sequence[Step], wrong: Sequence[Array]) -> bool:
         """Return whether wrong outputs of a chain change an output of the model beyond rounding.
 
-        If a later node does not accept the wrong outputs, for instance as a shape, the model has no
-        outputs.
+        If a later node does not accept the wrong outputs, for example as a shape, the model has no
+        outputs, and the result is False.
         """
         last = steps[-1].node.output[0]
 

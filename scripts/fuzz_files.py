@@ -1,10 +1,13 @@
 """Fuzz the readers of case files and ONNX test directories with damaged files.
 
-Each damaged input is listed and run on the reference backend in a child process, which is forked
-from a parent that has imported the package. The following are violations: a traceback, an internal
-error, the use of more than 1 GiB or 10 s (including workers), and a message about an invalid case
-that does not name the file and, for YAML, the line. A case that exceeds the limits of a worker is
-not a violation. The script runs only on Linux.
+Each damaged input is listed and run on the reference backend. This happens in a child process,
+which is forked from a parent that has imported the package. The following are violations:
+
+- a traceback or an internal error;
+- the use of more than 1 GiB or 10 s, including workers;
+- a message about an invalid case that does not name the file and, for YAML, the line.
+
+A case that exceeds the limits of a worker is not a violation. The script runs only on Linux.
 
     python scripts/fuzz_files.py --count 500 --seed 1
 """
@@ -39,7 +42,7 @@ _SUCCESS_CODES = {0, 1, 5}
 _INVALID_CODE = 2
 # The limits of the worker are lower than the limits of the whole command.
 _RUN_ARGUMENTS = ["run", "-b", "numpy", "-j", "1", "--timeout", "3", "--memory", "700MiB", "fuzz"]
-# A regular expression for one case of a file, up to the next case.
+# A regular expression that matches one case of a file, up to the next case.
 _CASE_PATTERN = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")
 
 
@@ -102,7 +105,7 @@ def main() -> int:
 def _damaged_input(
     number: int, seed: int, yaml: list[Seed], directories: list[Seed], hostile: list[Seed]
 ) -> Seed:
-    """Return the input of a number; the first inputs are the handwritten hostile files."""
+    """Return the input with a given number. The first inputs are the handwritten hostile files."""
     if number < len(hostile):
         return hostile[number]
     generator = random.Random(f"{seed}/{number}")  # noqa: S311 - must be reproducible
@@ -128,7 +131,7 @@ def _yaml_seeds() -> list[Seed]:
 
 
 def _directory_seeds() -> list[Seed]:
-    """Return the committed test directories and about as many small test directories of onnx."""
+    """Return our test directories, and about the same number of small test directories of onnx."""
     committed = sorted((_REPOSITORY / "cases" / "onnx").rglob("model.onnx"))
     published = [
         path
@@ -152,8 +155,8 @@ def _warm_up(work: Path) -> None:
     if pid == 0:
         os._exit(_call(work / "warm" / "out", ["run", str(work / "warm")]))
     os.waitpid(pid, 0)
-    # The command runs in a child process, because it may start threads, which later forks would
-    # lose.
+    # The command may start threads, and a fork does not copy threads. Therefore, the command runs
+    # in a child process.
     import onnx.reference  # noqa: F401 - for the children
 
     import onnxopt_cli.analysis.explanation.explain
@@ -173,7 +176,7 @@ def _start(child: Child) -> int:
         os.setsid()
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_SECONDS + 5)
-        # The limit of memory protects the machine, but is high enough to measure a violation.
+        # The memory limit protects the machine. It is high enough to let a violation happen.
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (3 * _MEMORY_BYTES, hard))
         os.chdir(child.folder)

@@ -1,12 +1,11 @@
 """Compute the right values of the gallery's own cases from the text of ONNX's specification.
 
-The functions compute in double with NumPy. The functions share no code with the package or with
-onnx's reference. The results are therefore independent evidence for cases whose outputs ONNX does
-not publish. For a row whose case is in ``onnx-node``, the published output contains the right
-value.
+The functions compute in double with NumPy, and share no code with the package or with onnx's
+reference. The results are therefore independent evidence for cases whose outputs ONNX does not
+publish. For a row whose case is in ``onnx-node``, the published output contains the right value.
 
-The script prints each case with its greatest difference, and exits with 1 if a difference exceeds
-the rounding of the output's type.
+The script prints each case with its largest difference. It exits with 1 if a difference exceeds the
+rounding of the output's type.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Attributes: TypeAlias = Mapping[str, Any]
 Function: TypeAlias = Callable[[Operands, Attributes, int], Sequence[Tensor]]
 #: The suite of the rows whose cases have no published output.
 CONFORMANCE = "conformance/"
-# The largest difference that rounding to the output's type causes, after a few operations in
-# double.
+# The largest difference, in ulps, that may result from a few operations in double and a rounding to
+# the output's type.
 _MAX_ULPS = 1.0
 _FIRST_VERSION_OF_ONE_AXIS = 13
 
@@ -42,7 +41,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def _require(attributes: Attributes, **implemented: Any) -> None:
-    """Raise an error unless the attributes have the values that the calling function implements."""
+    """Raise an error if an attribute has a value that the calling function does not implement."""
     for name, value in implemented.items():
         if attributes[name] != value:
             raise NotImplementedError(f"{name}={attributes[name]}")
@@ -91,8 +90,9 @@ def _pooled(reduce: Callable[[list[float], int, Attributes], float]) -> Function
     """Return a pooling operator.
 
     Args:
-        reduce: maps the elements of a window within the input, the number of its positions within
-            the padded input, and the attributes to an element of the output.
+        reduce: returns an element of the output. Its arguments are the elements of the window that
+            are within the input, the number of positions of the window that are within the padded
+            input, and the attributes.
     """
 
     def pool(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
@@ -143,7 +143,7 @@ def _windows(
     begin, end = pads[axis], pads[axis + len(pads) // 2]
     room = length + begin + end - extent
     count = room // stride + 1
-    # With ceil_mode, a further window is counted if it starts before the padding at the end.
+    # With ceil_mode, one more window is counted if it starts before the padding at the end.
     if attributes.get("ceil_mode", 0) and room % stride and count * stride < length + begin:
         count += 1
     return begin, end, count
@@ -184,7 +184,7 @@ def lp_normalization(operands: Operands, attributes: Attributes, version: int) -
 
 
 def _along_axis(function: Callable[[Tensor], Tensor]) -> Function:
-    """Return Softmax or a similar operator; before version 13, it merges all axes from ``axis`` on.
+    """Return Softmax or a similar operator. Before version 13, it merges all axes from ``axis`` on.
 
     Args:
         function: maps a matrix to the result along its rows.
@@ -259,7 +259,7 @@ def grid_sample(operands: Operands, attributes: Attributes, version: int) -> Seq
 
 
 def _cubic_weight(distance: float, a: float = -0.75) -> float:
-    """Return the weight of a pixel at a distance in cubic convolution (Keys 1981)."""
+    """Return the weight of a pixel at a given distance in cubic convolution (Keys 1981)."""
     d = abs(distance)
     if d <= 1:
         return (a + 2) * d**3 - (a + 3) * d**2 + 1
@@ -301,7 +301,7 @@ def _source_position(
 
 
 def _pixel_weights(position: float, length: int, attributes: Attributes) -> dict[int, float]:
-    """Return the weights of the pixels of an axis by index."""
+    """Return the weight of each pixel along an axis, by the index of the pixel."""
     below = math.floor(position)
     if attributes.get("mode", "nearest") == "nearest":
         nearest = {
@@ -326,7 +326,7 @@ def _pixel_weights(position: float, length: int, attributes: Attributes) -> dict
 
 
 def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the largest elements of an axis; equal elements are in the order of their indices."""
+    """Return the largest elements along an axis. Equal elements keep the order of their indices."""
     del version
     _require({"largest": 1, "sorted": 1, **attributes}, largest=1, sorted=1)
     source, axis = operands[0], attributes.get("axis", -1)
@@ -336,13 +336,13 @@ def top_k(operands: Operands, attributes: Attributes, version: int) -> Sequence[
 
 
 def integer_range(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the integers from start to limit, exclusive, in steps of delta."""
+    """Return the integers from start to limit in steps of delta, without the limit itself."""
     del attributes, version
     return [np.array(range(*map(int, operands)))]
 
 
 def is_inf(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return a mask of the infinite elements whose sign is to be detected."""
+    """Return a mask of the infinite elements whose sign the attributes select."""
     del version
     positive = attributes.get("detect_positive", 1) * (operands[0] == math.inf)
     negative = attributes.get("detect_negative", 1) * (operands[0] == -math.inf)
@@ -441,8 +441,8 @@ def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence
     if further:
         axes, steps = further
         _require({"axes": axes.tolist(), "steps": steps.tolist()}, axes=[0], steps=[-1])
-        # For a negative step, the specification limits the end to -1 at least, and to the last
-        # position at most.
+        # For a negative step, the specification clamps the end to the range from -1 to the last
+        # position.
         end = min(max(int(ends[0]), -1), len(source) - 1)
         return [source[list(range(int(starts[0]), end, -1))]]
     return [
@@ -479,7 +479,7 @@ def non_zero(operands: Operands, attributes: Attributes, version: int) -> Sequen
 
 
 def integer_quotient(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Divide unsigned integers, rounding down, by Python's integers of unlimited size."""
+    """Divide unsigned integers and round down. Python's integers have unlimited size."""
     del attributes, version
     return [_of_integers(lambda dividend, divisor: dividend // divisor, operands)]
 
@@ -507,7 +507,7 @@ def _of_integers(function: Callable[[int, int], int], operands: Operands) -> Ten
 
 
 def reduce_sum(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the sum of all integers; the reduced axes keep a length of 1."""
+    """Return the sum of all integers. The reduced axes remain with length 1."""
     del version
     _require({"keepdims": 1, **attributes}, keepdims=1)
     (source,) = operands
@@ -557,7 +557,7 @@ def qlinear_conv(operands: Operands, attributes: Attributes, version: int) -> Se
 
 
 def affine_grid(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return the position in the input, from -1 to 1, of each pixel of a two-dimensional output."""
+    """Return, for each pixel of a two-dimensional output, its position in the input (-1 to 1)."""
     del version
     _require({"align_corners": 0, **attributes}, align_corners=0)
     theta, size = _exact(operands[0]), operands[1]
@@ -570,7 +570,7 @@ def affine_grid(operands: Operands, attributes: Attributes, version: int) -> Seq
 
 
 def last_rnn_state(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Return an empty Y, and the state after the last step of each sequence, without biases."""
+    """Return an empty Y, and the state after the last step of each sequence. No biases are used."""
     del version
     _require(attributes, hidden_size=operands[2].shape[2])
     source, weight, recurrence = map(_exact, operands[:3])
@@ -673,7 +673,7 @@ OPERATORS: Mapping[str, Function] = {
 
 
 def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the outputs of a model of one node, in double or as integers."""
+    """Return the outputs of a model of one node as doubles or integers."""
     (node,) = model.graph.node
     attributes = {
         attribute.name: value.decode() if isinstance(value, bytes) else value
@@ -689,7 +689,7 @@ def right_outputs(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> dict[str
 
 
 def greatest_difference(computed: Tensor, stored: Tensor) -> float:
-    """Return the greatest difference in units in the last place of the stored output's type.
+    """Return the largest difference in ulps of the stored output's type.
 
     The result is infinite if the shapes differ, or if only one of two elements is finite.
     """
@@ -720,7 +720,7 @@ def decided_cases() -> Iterable[Case]:
 
 
 def case_difference(case: Case) -> float | None:
-    """Return the greatest difference of a case's stored outputs; None if none are stored."""
+    """Return the largest difference from a case's stored outputs; None if none are stored."""
     problem = case.load()
     if problem.stored is None:
         return None

@@ -196,7 +196,7 @@ def _calls_itself() -> ModelProto:
 
 
 def _calls_twice() -> ModelProto:
-    """Return functions that each call the next function twice, which amounts to 2^40 nodes."""
+    """Return a chain of functions. Each calls the next one twice, so there are 2^40 nodes."""
     calls = [
         [
             helper.make_node(f"f{i + 1}", ["x"], ["m"], domain="f"),

@@ -2,12 +2,12 @@
 
     python scripts/injected_faults.py --seed 1 [--faults 100] [--operators FILE] [SUITE]...
 
-A fault changes the result where one or two conditions on the input hold: "the last n mod 16
-elements are stale where the tensor has more than 8 elements and V is negative". A fault is visible
-if it exceeds the error bound on at least one of 2,000 random inputs. The sampler of faults and
-inputs shares no code with the suites. The script prints a table by kind of fault, and the visible
-faults that the suites miss. The script exits with 1 if the suites reject less than 95 % of the
-visible faults of a kind, or less than 99 % of all visible faults.
+A fault changes the result where one or two conditions on the input hold. An example is "the last n
+mod 16 elements are stale where the tensor has more than 8 elements and V is negative". A fault is
+visible if its error exceeds the error bound on at least one of 2,000 random inputs. The code that
+draws faults and inputs is independent of the suites. The script prints a table by kind of fault,
+and the visible faults that the suites miss. The script exits with 1 if the suites reject less than
+95 % of the visible faults of a kind, or less than 99 % of all visible faults.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ REQUIRED_SHARE_OF_KIND, REQUIRED_SHARE = 0.95, 0.99
 
 
 class Part:
-    """A node with one of its groups, or with all groups if their results depend on each other."""
+    """One group of a node, or all of its groups if their results depend on each other."""
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call
@@ -79,7 +79,7 @@ class Node:
         self._parts: dict[int, Part] = {}
 
     def size(self) -> int:
-        """Return the number of groups, and the number of elements of the groups' first tensors."""
+        """Return the number of elements of the groups' first tensors, plus the number of groups."""
         return sum(tensors[0].size + 1 for tensors in self.call.groups)
 
     def part(self, group: int) -> Part:
@@ -549,7 +549,7 @@ class Fault:
             yield index, np.where(where, value, expected).astype(expected.dtype)
 
     def _changed_value(self, expected: Any, old: Any) -> Any:
-        """Return the wrong output; ``old`` is the input that a stale output repeats."""
+        """Return the wrong output; ``old`` is the input that a stale output repeats unchanged."""
         if self.change == "scaled":
             return expected * expected.dtype.type(1 + self.parameters[0])
         if self.change == "zero":
@@ -628,7 +628,8 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
         change = "attribute"
     output = pick(["", *operator.outputs], random)
     if change in ("attribute", "inexact"):
-        # The position of the attribute's name in the text of a condition, for two kinds of faults.
+        # For two kinds of faults, the position of the attribute's name in the text of the
+        # condition.
         words = conditions[0].text.split()
         position = {"small attributes": 2, "an attribute at 0, 1, -1 or omitted": 0}.get(kind)
         names = unlimited_attributes(operator) or numeric_attributes(operator)
@@ -650,7 +651,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
 
 
 class InexactAttribute(Fault):
-    """A fault that uses the decimal of an attribute, such as 0.1, instead of its float32 value."""
+    """A fault that uses the decimal value of an attribute, such as 0.1, instead of float32."""
 
     def _changed_call(self, call: Call[Any], group: int) -> Call[Any]:
         name = self.parameters[0]
@@ -667,7 +668,7 @@ class InexactAttribute(Fault):
 
 
 def suite_nodes(targets: Sequence[str], only: Sequence[str]) -> dict[str, list[Node]]:
-    """Return the nodes of suites by operator, for all operators if ``only`` is empty."""
+    """Return the nodes of suites by operator. If ``only`` is empty, all operators are included."""
     nodes: dict[str, list[Node]] = {}
     for case in collect(targets).cases:
         if only and not set(only) & set(case.operators or ()):

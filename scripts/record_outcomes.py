@@ -4,11 +4,11 @@
     python scripts/record_outcomes.py record > after.tsv
     python scripts/record_outcomes.py compare before.tsv after.tsv
 
-A record has one line for each case and backend: case id, backend, outcome, separated by tabs.
-``numpy``, ``onnxruntime`` and ``onnx-reference`` run every suite. The plugins of the tests that
-implement optimizers run the suites of ``cases/``; plugins that crash, hang or respond at random
-are left out, because their outcomes depend on timing. ``--onnxopt PATH`` records another
-installation of the command.
+A record has one line for each case and backend: the case id, the backend and the outcome, separated
+by tabs. ``numpy``, ``onnxruntime`` and ``onnx-reference`` run every suite. Those test plugins that
+implement optimizers run the suites of ``cases/``. Plugins that crash, hang or respond at random are
+left out, because their outcomes depend on timing. ``--onnxopt PATH`` records the outcomes of
+another installation of the command.
 """
 
 from __future__ import annotations

@@ -2,16 +2,16 @@
 
     python scripts/right_forms.py [OPERATOR ...]
 
-The script writes cases of several sizes and distributions as ONNX test directories. The script runs
-``onnxopt run`` on the cases with one backend for each place in the lists of forms: ``Form0``
-computes each operator by its first form. The script prints the rejected results. It exits with 1 if
-a result was rejected.
+The script writes cases of several sizes and distributions as ONNX test directories, and runs
+``onnxopt run`` on them. Each operator has a list of correct implementations, called forms. The
+backend ``Form0`` computes each operator by the first form of its list, ``Form1`` by the second, and
+so on. The script prints the rejected results, and exits with 1 if a result was rejected.
 
-The forms come from numerical libraries and textbooks: sums in several orders, one-pass and
-two-pass statistics, Winograd's and Fourier's convolutions, transforms by several algorithms,
-factorizations, identities of activations, and the forms of ``kernel_forms.py``. All forms compute
-in float32; 16-bit operands are converted first, and results are rounded at the end. ``FORMS`` has
-the forms of each operator.
+The forms come from numerical libraries and textbooks. They include sums in several orders, one-pass
+and two-pass statistics, convolutions by Winograd's algorithm and by Fourier transforms, Fourier
+transforms by several algorithms, factorizations, identities of activations, and the forms of
+``kernel_forms.py``. All forms compute in float32: operands of 16 bits are converted first, and
+results are rounded at the end. ``FORMS`` has the forms of each operator.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Attributes = dict[str, Any]
 NodeForm = Callable[..., list[Array]]
 Sum = Callable[[Array], Array]
 OPSET, IR_VERSION = 22, 10
-# Versions of models for the operators in LATER_OPERATORS, which OPSET lacks.
+# Versions of the models for LATER_OPERATORS. These operators do not exist in OPSET.
 LATEST_OPSET, LATEST_IR_VERSION = 27, 13
 TWO_OUTPUTS = frozenset({"CausalConvWithState", "GRU", "LSTM", "RNN"})
 LATER_OPERATORS = frozenset(
@@ -62,7 +62,7 @@ LATER_OPERATORS = frozenset(
 )
 # Number of lanes of a vector unit.
 LANES = 16
-# Number of elements of a part of a row; the statistics of the parts are merged.
+# A row is split into parts of this number of elements. Then the statistics of the parts are merged.
 PART_LENGTH = 48
 # The length of the kernels for which Winograd's algorithm is used.
 TILED_KERNEL = 3
@@ -88,14 +88,14 @@ def in_pairs(terms: Array) -> Array:
 
 
 def in_lanes(terms: Array) -> Array:
-    """Add as a vector unit does: the terms of each lane, then the sums of the lanes."""
+    """Add like a vector unit: first the terms of each lane, then the sums of the lanes."""
     terms = padded(terms, LANES)
     lanes = np.swapaxes(terms.reshape(*terms.shape[:-1], -1, LANES), -1, -2)
     return in_pairs(in_order(lanes))
 
 
 def flushing(terms: Array) -> Array:
-    """Add in sequence, with subnormal terms and partial sums replaced by zero."""
+    """Add in sequence, and replace subnormal terms and subnormal partial sums by zero."""
     tiny = np.finfo(terms.dtype).smallest_normal
 
     def flushed(array: Array) -> Array:
@@ -118,7 +118,7 @@ def matrix_product(total: Sum, _: Attributes, a: Array, b: Array) -> list[Array]
 def reduced(
     total: Sum, power: int, root: bool, attributes: Attributes, x: Array, axes: Any = None
 ) -> list[Array]:
-    """Compute ReduceSum, or a sum of powers and its root."""
+    """Compute ReduceSum, or a reduction that is a sum of powers or its root."""
     rows, restored = rows_of(x, axes, attributes)
     result = total(rows**power if power > 1 else rows)
     return [restored(np.sqrt(result) if root else result)]
@@ -128,14 +128,14 @@ def reduced(
 
 
 def in_two_passes(total: Sum, x: Array) -> tuple[Array, Array]:
-    """Compute the mean, then the mean square of the distances from the mean."""
+    """First compute the mean, then the mean square of the distances from it."""
     count = x.dtype.type(x.shape[-1])
     mean = total(x)[..., None] / count
     return mean, total((x - mean) ** 2)[..., None] / count
 
 
 def corrected(total: Sum, x: Array) -> tuple[Array, Array]:
-    """Subtract the contribution of the error of the mean."""
+    """Compute in two passes, and correct the variance for the error of the mean."""
     count = x.dtype.type(x.shape[-1])
     mean = total(x)[..., None] / count
     centred = x - mean
@@ -188,12 +188,12 @@ def subtracted(x: Array, mean: Array, variance: Array, scale: Array, bias: Array
 
 
 def multiplied(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    """Multiply by the product of scale and reciprocal."""
+    """Multiply by the product of the scale and the reciprocal root."""
     return (x - mean) * (scale * (x.dtype.type(1) / np.sqrt(variance))) + bias
 
 
 def folded(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    """Fold scale, bias and statistics into one factor and one term."""
+    """Combine scale, bias and statistics into one factor and one addend."""
     factor = scale / np.sqrt(variance)
     return x * factor + (bias - mean * factor)
 
@@ -203,7 +203,7 @@ NORMALIZING = [*product(STATISTICS, APPLICATIONS)]
 
 
 def by_channel(array: Array, x: Array) -> Array:
-    """Reshape values per channel to the rank of a tensor."""
+    """Reshape an array with one value per channel, so that it broadcasts to a tensor."""
     return array.reshape(-1, *[1] * (x.ndim - 2))
 
 
@@ -222,7 +222,7 @@ def layer(
 def group(
     algorithms: Any, attributes: Attributes, x: Array, scale: Array, bias: Array
 ) -> list[Array]:
-    """Compute GroupNormalization, or InstanceNormalization, in which each channel is a group."""
+    """Compute GroupNormalization, or InstanceNormalization with each channel as a group."""
     statistics, applied = algorithms
     groups = attributes.get("num_groups", x.shape[1])
     mean, variance = statistics(x.reshape(len(x), groups, -1))
@@ -281,7 +281,7 @@ def spatial(slices: Iterable[slice]) -> tuple[Any, ...]:
 
 
 def every_image(steps: Sequence[int]) -> tuple[Any, ...]:
-    """Return the index of each window that begins at a multiple of the steps."""
+    """Return an index that selects the windows at multiples of the steps."""
     return (slice(None), slice(None), *(slice(None, None, step) for step in steps))
 
 
@@ -312,7 +312,7 @@ def by_columns(total: Sum, attributes: Attributes, x: Array, w: Array, *bias: Ar
 
 
 def by_fourier(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list[Array]:
-    """Multiply the spectra of input and kernel, then omit the elements between strides."""
+    """Multiply the spectra of input and kernel, then keep only the elements at the strides."""
     x, strides, dilations = convolution_operands(attributes, x)
     w, groups = dilated(w, dilations), attributes.get("group", 1)
     axes = tuple(range(2, x.ndim))
@@ -329,9 +329,9 @@ def by_fourier(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list
 
 
 def winograd_matrices(outputs: int) -> tuple[Array, Array, Array]:
-    """Return the matrices for products, kernels and tiles of Winograd's algorithm F(outputs, 3).
+    """Return the matrices of Winograd's algorithm F(outputs, 3) for products, kernels and tiles.
 
-    The matrices follow from the algorithm of Cook and Toom with the points 0, 1, -1, 2, -2, 1/2,
+    The matrices are derived by the algorithm of Cook and Toom with the points 0, 1, -1, 2, -2, 1/2,
     -1/2 and infinity.
     """
     half = Fraction(1, 2)
@@ -359,7 +359,7 @@ def winograd_matrices(outputs: int) -> tuple[Array, Array, Array]:
 
 
 def along(matrix: Array, array: Array, axis: int) -> Array:
-    """Multiply by a matrix along an axis, adding one product after the other."""
+    """Multiply by a matrix along an axis, and add the products in sequence."""
     terms = np.moveaxis(array, axis, -1)[..., None, :] * matrix.astype(array.dtype)
     return np.moveaxis(in_order(terms), -1, axis)
 
@@ -395,7 +395,7 @@ def by_winograd(
 def transposed(
     form: NodeForm, attributes: Attributes, x: Array, w: Array, *bias: Array
 ) -> list[Array]:
-    """Convolve the input with zeros between its elements."""
+    """Compute ConvTranspose: insert zeros between the elements of the input, and convolve."""
     rank, groups = x.ndim - 2, attributes.get("group", 1)
     if not {"output_shape", "auto_pad"}.isdisjoint(attributes):
         raise Unsupported("generated pads")
@@ -417,7 +417,7 @@ def transposed(
 
 
 def by_scattering(attributes: Attributes, x: Array, w: Array, *bias: Array) -> list[Array]:
-    """Add the product of each kernel element to its place in the output (col2im)."""
+    """Add the products of each kernel element at their positions in the output (col2im)."""
     rank = x.ndim - 2
     if attributes.get("group", 1) > 1 or not {"output_shape", "auto_pad"}.isdisjoint(attributes):
         raise Unsupported("groups or generated pads")
@@ -451,7 +451,7 @@ CONVOLUTIONS: list[NodeForm] = [
 
 
 def roots(count: int, real: Any, float32_angles: bool = False) -> Array:
-    """Return the twiddle factors, correctly rounded or by angles in float32."""
+    """Return the twiddle factors, correctly rounded or computed from angles in float32."""
     places = np.arange(count)
     if float32_angles:
         angles = real(2 * np.pi) * places.astype(real) / real(count)
@@ -461,12 +461,12 @@ def roots(count: int, real: Any, float32_angles: bool = False) -> Array:
 
 
 def real_of(x: Array) -> Any:
-    """Return the type of the real part."""
+    """Return the type of the real part of a complex array."""
     return x.real.dtype.type
 
 
 def by_sums(x: Array, float32_angles: bool = False) -> Array:
-    """Add the products of each output in sequence."""
+    """Compute each output as a sum of products, which are added in sequence."""
     count = x.shape[-1]
     places = np.outer(np.arange(count), np.arange(count)) % count
     return in_order(x[..., None, :] * roots(count, real_of(x), float32_angles)[places])
@@ -480,7 +480,7 @@ def by_matrix(x: Array) -> Array:
 
 
 def by_factors(x: Array, float32_angles: bool = False) -> Array:
-    """Split a transform by the smallest prime factor of its length: 2 for a power of two."""
+    """Split a transform recursively by the smallest prime factor of its length."""
     count = x.shape[-1]
     radix = next((factor for factor in range(2, count) if count % factor == 0), count)
     if radix == count:
@@ -495,7 +495,7 @@ def by_factors(x: Array, float32_angles: bool = False) -> Array:
 
 
 def by_chirp(x: Array) -> Array:
-    """Convolve with a chirp by transforms whose length is a power of two (Bluestein)."""
+    """Compute a transform as a convolution with a chirp, in a power-of-two length (Bluestein)."""
     count, places = x.shape[-1], np.arange(x.shape[-1])
     chirp = roots(2 * count, real_of(x))[places**2 % (2 * count)]
     size = 1 << (2 * count).bit_length()
@@ -580,7 +580,7 @@ def shares(
 
 
 def online(logarithm: bool, attributes: Attributes, x: Array) -> list[Array]:
-    """Rescale the sum at each larger element (Milakov and Gimelshein)."""
+    """Compute in one pass, and rescale the sum at each larger element (Milakov, Gimelshein)."""
     rows = np.moveaxis(x, attributes.get("axis", -1), -1)
     largest, total = rows[..., 0], np.ones_like(rows[..., 0])
     for place in range(1, rows.shape[-1]):
@@ -674,7 +674,7 @@ def rational_tanh(x: Array) -> Array:
 def rational(
     x: Array, limit: float, numerator: Sequence[float], denominator: Sequence[float]
 ) -> Array:
-    """Return an odd rational function of a clamped operand."""
+    """Evaluate an odd rational function after clamping the operand."""
     real = x.dtype.type
     clamped = np.clip(x, real(-limit), real(limit))
     square = clamped * clamped
@@ -691,7 +691,7 @@ def rational(
 def window(
     form: str, coefficients: Sequence[float], attributes: Attributes, size: Array
 ) -> list[Array]:
-    """Compute a window from cosines of float32 angles."""
+    """Compute a window from the cosines of angles in float32."""
     if attributes.get("output_datatype", 1) != 1:
         raise Unsupported("a type other than float32")
     real, count = np.float32, int(size)
@@ -911,7 +911,7 @@ def numbers(random: np.random.Generator, kind: str, *shape: int) -> Array:
         case ["scale", scale]:
             return x * float(scale)
         case ["alternating"]:
-            # The sum of neighbours is small, because the elements have alternating signs.
+            # The signs of the elements alternate, so the sum of two neighbours is small.
             return (1 + 1e-4 * x) * (-1) ** np.arange(shape[-1])
         case ["wide"]:
             return x * 10 ** (12 * random.random(shape) - 6)
@@ -1008,7 +1008,7 @@ def matrix_cases(draw: Draw) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """Yield an operator, its operands in double and integers, and its attributes."""
+    """Yield cases: the operator, its operands as doubles and integers, and its attributes."""
     draw = partial(numbers, np.random.default_rng(39))
     for kind in (
         normalization_cases,
@@ -1025,12 +1025,16 @@ def cases() -> Iterator[Case]:
         yield from kind(draw)
 
 
-# Operators that onnx's reference or the forms do not compute in 16-bit types.
+# Operators that onnx's reference or the forms cannot compute in 16-bit types.
 SINGLE_ONLY = frozenset({"Celu", "DFT", "STFT", "DequantizeLinear", "Det", *WINDOWS})
 
 
 def typed_cases(operators: Sequence[str] = ()) -> Iterator[tuple[str, Case]]:
-    """Yield name and content of each case of some operators, or of all operators, in each type."""
+    """Yield the name and the content of each case in each type.
+
+    Args:
+        operators: the operators; empty for all.
+    """
     for place, (operator, operands, attributes) in enumerate(cases()):
         for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
             if operators and operator not in operators:

@@ -2,9 +2,9 @@
 
     python scripts/scoreboard_table.py RESULTS [BACKEND...]
 
-RESULTS is the folder of the logs, and BACKEND is the name of a backend's folder in RESULTS. By
-default, all backends are printed in alphabetical order. Each version of a backend has a row, in
-which the newest result of each case counts. There is a column for each outcome that occurs.
+RESULTS is the folder with the logs, and BACKEND is the name of a backend's folder in RESULTS. By
+default, all backends are printed in alphabetical order. Each version of a backend has a row. If a
+case has several results, the newest one counts. There is a column for each outcome that occurs.
 """
 
 from __future__ import annotations

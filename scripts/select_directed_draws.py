@@ -2,19 +2,20 @@
 
     python scripts/select_directed_draws.py [OPERATOR...] [--kind KIND]... [--jobs N]
 
-The script selects the seeds of the given operators anew, or the seeds of all operators if none is
-given. With ``--kind``, only the seeds of the given kinds are replaced. One choice of a directed
-draw is given: an element type, a long axis, a rank over 4, or a batch without elements
+The script selects new seeds for the given operators, or for all operators if none is given. With
+``--kind``, only the seeds of the given kinds are replaced. A directed draw is a random node with
+one prescribed property: an element type, a long axis, a rank over 4, or a batch without elements
 (``onnxopt_cli/suites/operators/boundaries/directed_draws.py``). A node is valid if onnx's check and
-the condition estimate accept it, and most of its output elements have a narrow tolerance.
+the condition estimate accept it, and if most of its output elements have a narrow tolerance.
 
-- Element types: the mutants of the operator's schema run on the suite's cases of the newest version
-  and on valid draws. Draws of a type are selected greedily, so that cases of this type kill the
-  mutants that cases of other types kill.
-- Long axes: draws are selected until each input and output has had a long first, last and inner
-  axis in at least one case. A long axis exceeds the blocks of vectorized and parallel loops.
-- High ranks and empty batches: the valid draw with the most distinct outputs among the first seeds
-  is selected, unless another case of the operator has such a tensor.
+- Element types: the mutants of the operator's schema run on valid draws, and on the suite's cases
+  of the newest version. Draws of a type are selected greedily, until the cases of this type kill
+  the mutants that cases of other types kill.
+- Long axes: draws are selected until each input and output has a long first, last and inner axis in
+  at least one case. A long axis exceeds the blocks of vectorized and parallel loops.
+- High ranks and empty batches: one valid draw is selected, unless another case of the operator has
+  such a tensor. Of the valid draws among the first seeds, the one with the most distinct outputs is
+  selected.
 """
 
 from __future__ import annotations
@@ -64,21 +65,21 @@ TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/boundaries" /
 KINDS = ("type", "long", "deep", "empty")
 # Largest number of seeds that are tried for a draw.
 MAX_SEEDS = 24
-# Largest number of valid nodes that are compared for a draw.
+# Largest number of valid nodes that are compared for each prescribed property.
 MAX_VALID = 2
 # Largest number of valid draws of an element type that are compared.
 MAX_TYPED = 8
 # Largest number of draws of an element type that are selected.
 MAX_SELECTED = 2
-# The least number of further mutants that a selected draw kills, unless it is the first case of the
-# type.
+# A draw is selected only if it kills at least MIN_KILLS more mutants, or if it is the first case of
+# its type.
 MIN_KILLS = 3
 # An operator with at least this number of cases gets at most one draw of each type.
 MAX_CASES = 30
-# Lengths of a long axis. The first of these lengths with which the node is computed within the time
-# limit is used. After the first draw of an operator, the first length is not tried again.
+# Lengths of a long axis. The script uses the first of these lengths for which the node is computed
+# within the time limit. After the first draw of an operator, the first length is not tried again.
 LENGTHS = (1031, 259, 67)
-# The largest number of elements of an axis that does not count as long.
+# An axis counts as long if it has more than BLOCK elements.
 BLOCK = 64
 # Number of positions of the long axis that are tried.
 PLACES = 8
@@ -87,16 +88,17 @@ MAX_LONG_DRAWS = 4
 # Seconds of processor time that a draw may take.
 MAX_SECONDS = 0.3
 MIN_DEEP_RANK = 5
-# The largest relative tolerance of an element that detects most mistakes.
+# A tolerance is narrow if it is at most this share of the element. It then detects most mistakes.
 MAX_RELATIVE_TOLERANCE = 0.05
-# The largest tolerance of an element near zero, as a share of the largest element.
+# For an element near zero, a tolerance is narrow if it is at most this share of the largest
+# element.
 MAX_SHARE_OF_LARGEST = 1e-3
 # Types that are drawn only for the operators that convert elements.
 RARE_TYPES = ("float8", "float6", "float4", "int2", "uint2", "complex")
 CONVERSIONS = ("Cast", "CastLike", "BitCast", "QuantizeLinear", "DequantizeLinear")
-# Types for which correct runtimes convert numbers beyond the range to different values.
+# If a number is beyond the range of one of these types, correct runtimes convert it differently.
 NARROW_TARGETS = ("int2", "uint2", "int4", "uint4", "float8_e8m0fnu")
-# Nodes with at least this number of distinct elements are equally preferred.
+# At most MAX_DISTINCT distinct elements are counted. Nodes with more are not preferred.
 MAX_DISTINCT = 12
 
 
@@ -168,7 +170,7 @@ def select(operator: str, kinds: Sequence[str]) -> tuple[str, dict[str, list[int
 def add_typed(
     selected: dict[str, list[int]], operator: str, nodes: Sequence[GeneratedNode]
 ) -> None:
-    """Add draws until the cases of each element type kill the mutants that other cases kill."""
+    """Add draws until the cases of each element type kill all mutants that other cases kill."""
     version = schemas(operator)[0].since_version
     cases = [node for node in nodes if node.schema.since_version == version]
     shown_by_name = dict(type_draws(operator))
@@ -197,7 +199,7 @@ def add_typed(
 
 
 def kills_by_node(operator: str, nodes: Sequence[GeneratedNode]) -> dict[int, set[str]]:
-    """Return the mutants of the operator's schema that each node kills, by the node's ``id()``."""
+    """For each node, by its ``id()``, return the mutants of the operator's schema that it kills."""
     domain = schemas(operator)[0].domain
     variations = [
         Variation(
@@ -230,7 +232,7 @@ def add_long(selected: dict[str, list[int]], operator: str, nodes: Sequence[Gene
     covered: set[Hashable] = set()
     for node in nodes:
         covered |= long_axes(node, node.problem)
-    # For an operator that computes each element alone, one long axis is sufficient.
+    # One long axis is sufficient for an operator that computes each element independently.
     max_draws = 1 if operator in FAMILIES["elementwise"] else MAX_LONG_DRAWS
     lengths: Sequence[int] = LENGTHS
     count = 0
@@ -256,7 +258,7 @@ def add_best(
     name: str,
     shows: Callable[[GeneratedNode, Problem], bool],
 ) -> None:
-    """Add the valid draw with the most distinct outputs, if there is a valid draw."""
+    """Add the valid draw with the most distinct outputs, if any draw is valid."""
     draws = list(islice(valid_draws(operator, name, shows), MAX_VALID))
     if draws:
         selected[name] = [max(draws, key=lambda draw: draw.distinct).seed]
@@ -289,9 +291,9 @@ def valid_draws(
 
 
 def wraps(node: GeneratedNode) -> bool:
-    """Return whether an integer overflows. The specification defines no result of an overflow.
+    """Return whether an integer overflows, because the specification does not define the result.
 
-    The integers of the outputs are compared with the outputs of the same node in double.
+    The outputs are compared with the outputs of the same node in double.
     """
     outputs = outputs_of(node, node.problem)
     variables = {
@@ -329,9 +331,10 @@ def is_integer(value: Value) -> bool:
 
 
 class OutOfTime(BaseException):
-    """A draw takes too long.
+    """Raised if a draw takes too long.
 
-    The class is not an Exception, because condition estimates ignore exceptions of reformulations.
+    The class does not derive from Exception, because condition estimates ignore an Exception that a
+    reformulation raises.
     """
 
 
@@ -353,7 +356,7 @@ def limited_time() -> Iterator[None]:
 def judged_elements(problem: Problem, *, may_be_empty: bool) -> int:
     """Return the number of distinct output elements, at most MAX_DISTINCT; -1 for a bad case.
 
-    A node is a bad case if the specification has several readings for it, if ONNX Runtime returns
+    A node is a bad case if the specification can be read in several ways, if ONNX Runtime returns
     another output, or if at most half of the elements have a narrow tolerance.
     """
     readings = all_readings(problem.model, problem.inputs)
@@ -425,7 +428,7 @@ def judges(expected: Array, tolerance: Array) -> Array:
 def type_draws(
     operator: str,
 ) -> Iterator[tuple[str, Callable[[GeneratedNode, Problem], bool]]]:
-    """Yield the name of each draw of a type, and a function that tests a node for the type."""
+    """Yield the name of each draw of a type, and a function that tests if a node has the type."""
     schema = schemas(operator)[0]
     places: dict[str, list[Callable[[GeneratedNode, Problem], set[str]]]] = {}
     types: dict[str, set[str]] = {}
@@ -476,7 +479,7 @@ def types_at(
 ) -> set[str]:
     """Return the element types of the parameter at ``place``, if the node has ``count`` parameters.
 
-    The last parameter may be variadic, so it includes all further values.
+    The last parameter may be variadic. Therefore, it includes all values after it.
     """
     values = values_of(node, problem)
     own_values = values[place:] if place == count - 1 else values[place : place + 1]
@@ -493,7 +496,7 @@ def tensors(values: Any) -> Iterator[Array]:
 
 
 def long_axes(node: GeneratedNode, problem: Problem) -> set[Hashable]:
-    """Return which axes of the inputs and outputs are long: the first, the last, or inner ones."""
+    """Return the long axes of the inputs and outputs, named as first, last or inner axes."""
     axes: set[Hashable] = set()
     for direction, values in enumerate((node.values, outputs_of(node, problem))):
         for place, value in enumerate(values):

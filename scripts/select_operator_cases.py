@@ -4,23 +4,21 @@
         [--jobs N] [OPERATOR...]
     python scripts/select_operator_cases.py --older [OPERATOR...]
 
-For each operator, the mutants that ``onnxopt audit`` tries run on the suite's cases. Nodes of
-further seeds are drawn to kill the survivors, and a small set of nodes that kills as many survivors
-as possible becomes cases. Nodes at boundaries are always cases. Other cases of the suite are kept,
-unless ``--anew`` is given, which is necessary after a change of the operator's generator. With
-``--anew``, the first cases are the cases that cover the most features: values of attributes, types,
-ranks and omitted inputs.
+For each operator, the mutants of ``onnxopt audit`` run on the suite's cases. Then nodes are drawn
+from new seeds to kill the survivors. A small set of nodes that kills as many survivors as possible
+becomes cases. Nodes at boundaries are always cases. All other cases of the suite are kept, unless
+``--anew`` is given. ``--anew`` is necessary after a change of the operator's generator. It begins
+with the nodes that cover the most features: values of attributes, types, ranks and omitted inputs.
 
-With ``--audit DIR``, the survivors are read from the folder in which ``scripts/audit_operators.py``
-wrote its results, which saves most of the time.
+With ``--audit DIR``, the survivors are read from the results of ``scripts/audit_operators.py`` in
+that folder. This saves most of the time.
 
-With ``--older``, only the cases of older versions are selected, and no mutants run: the cases that
-cover the most features are kept. Among successive versions that differ only in their types, the
-oldest version keeps at most ``MAX_EQUAL_CASES`` cases, and the versions between the oldest and the
-newest keep none. A version with other parameters keeps at most ``MAX_OTHER_CASES`` cases, and gets
-at most ``MAX_FURTHER_CASES`` new cases. The new cases cover the values of attributes with tensors
-that have several axes of different lengths, because a wrong or ignored axis does not change a small
-tensor.
+With ``--older``, only the cases of older versions are selected. No mutants run; the cases that
+cover the most features are kept. If successive versions differ only in their types, the oldest of
+them keeps at most ``MAX_EQUAL_CASES`` cases, and the versions between the oldest and the newest
+keep none. A version with other parameters keeps at most ``MAX_OTHER_CASES`` cases, and gets at most
+``MAX_FURTHER_CASES`` new cases. The new cases cover the values of attributes. Their tensors have
+several axes of different lengths, because a wrong or ignored axis would not change a small tensor.
 
 A node is dropped if onnx's check or strict shape inference refuses it, or if onnx's reference does
 not compute it. The seeds of other operators in ``onnxopt_cli/suites/operators/selected_seeds.json``
@@ -82,14 +80,13 @@ from onnxopt_cli.suites.operators.generators import (
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 TARGET = Path(__file__).parents[1] / "onnxopt_cli/suites/operators/selected_seeds.json"
-# The first seed. Earlier versions of the suite, whose generators differ, used smaller seeds.
+# The first seed. Smaller seeds belong to earlier versions of the suite, which had other generators.
 FIRST_SEED = 1000
 # Number of nodes drawn for the newest version of an operator.
 CANDIDATES = 300
-# The number of nodes drawn for each older version is smaller by this factor.
+# For each older version, the number of drawn nodes is divided by this factor.
 OLDER_SHARE = 5
-# The reciprocal of the share of nodes with exceptional values: NaN, infinities or integers that
-# overflow.
+# One in EXCEPTIONAL_PERIOD nodes has exceptional values: NaN, infinities or integers that overflow.
 EXCEPTIONAL_PERIOD = 2
 # Operators whose correct implementations differ on NaN, infinity and overflow of integers. For
 # example, some implementations multiply an exceptional value by a weight of 0, and others skip it.
@@ -98,15 +95,15 @@ WITHOUT_EXCEPTIONS = frozenset({
     "LinearClassifier", "ReduceProd", "ReduceSumSquare", "Resize", "RoiAlign", "SVMClassifier",
     "ScatterElements", "ScatterND", "Upsample",
 })  # fmt: skip
-# Number of killing nodes that are sought for each mutant; the cases are chosen among them.
+# For each mutant, the script searches for this number of nodes that kill it. The cases are chosen
+# among these nodes.
 KILLS_OF_A_MUTANT = 3
-# Largest number of cases that are selected for their features for the newest version of an
-# operator.
+# Largest number of cases of the newest version that are selected because of their features.
 MAX_FEATURE_CASES = 8
-# Largest number of cases that are selected for their features for each older version.
+# Largest number of cases of each older version that are selected because of their features.
 MAX_OLDER_FEATURE_CASES = 2
-# Largest number of present cases that an older version keeps if it has the parameters of the next
-# version.
+# Largest number of present cases that an older version keeps if it has the same parameters as the
+# next version.
 MAX_EQUAL_CASES = 1
 # Largest number of present cases that an older version with other parameters keeps.
 MAX_OTHER_CASES = 1
@@ -187,9 +184,9 @@ def write_seeds(operator: str, chosen: Mapping[int, Sequence[int]]) -> None:
 
 
 def with_older(operator: str, present: Mapping[str, Sequence[int]]) -> dict[int, list[int]]:
-    """Return the seeds of an operator; features select the seeds of older versions."""
+    """Return the seeds of an operator. The seeds of older versions are selected by features."""
     seeds = {int(version): list(chosen) for version, chosen in present.items()}
-    # States whether an older version with the same parameters has a case.
+    # Whether an older version with the same parameters already has a case.
     is_covered = False
     for newer, older in reversed(list(pairwise(schemas(operator)))):
         version = older.since_version
@@ -249,8 +246,8 @@ def select(
     Args:
         operator: the operator.
         present: the seeds of the suite by operator and version.
-        anew: whether no seed is kept.
-        audit: the folder of an audit that has determined the survivors; None to run the mutants.
+        anew: whether to discard all present seeds.
+        audit: the folder of an audit from which the survivors are read; None to run the mutants.
         count: number of nodes that are drawn for the newest version.
     """
     warnings.simplefilter("ignore")
@@ -297,7 +294,7 @@ def survivors_in(audit: Path, operator: str) -> Sequence[str]:
 
 
 def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTrial]:
-    """Return the nodes of an operator's seeds and boundaries in the form that audits use."""
+    """Return the nodes of an operator's seeds and boundaries as trials of an audit."""
     draws: dict[str, Callable[[], GeneratedNode]] = {}
     for schema in schemas(operator):
         for seed in seeds[schema.since_version]:
@@ -325,7 +322,7 @@ def problem_of(draw: Callable[[], GeneratedNode]) -> Problem:
 
 
 def valid_candidates(operator: str, newest_count: int) -> Iterator[Candidate]:
-    """Yield suitable nodes of further seeds."""
+    """Yield valid nodes from new seeds."""
     for place, schema in enumerate(schemas(operator)):
         count = newest_count // OLDER_SHARE if place else newest_count
         has_exceptions = operator not in WITHOUT_EXCEPTIONS
@@ -370,7 +367,7 @@ def size_of(node: GeneratedNode) -> int:
 
 
 def fewest(kills: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[int]:
-    """Yield nodes that kill all mutants that some node kills, chosen greedily.
+    """Choose nodes greedily until they kill every mutant that any node kills.
 
     Args:
         kills: for each mutant, the nodes that kill it.
@@ -385,7 +382,7 @@ def fewest(kills: Sequence[Sequence[int]], sizes: Sequence[int]) -> Iterator[int
 
 
 def attribute_values(node: GeneratedNode) -> Iterator[Hashable]:
-    """Yield the values of a node's attributes: texts and zeros, and the kinds of other values."""
+    """Yield the values of attributes that are texts or zeros, and the kinds of all other values."""
     for name in node.schema.attributes:
         value = node.attributes.get(name)
         if isinstance(value, int | float) and value:
@@ -395,7 +392,7 @@ def attribute_values(node: GeneratedNode) -> Iterator[Hashable]:
 
 
 def features(node: GeneratedNode) -> Iterator[Hashable]:
-    """Yield the features that a node covers: attribute values, types, ranks and omitted inputs."""
+    """Yield the features of a node: attribute values, types, ranks and omitted inputs."""
     for name in node.schema.attributes:
         yield name, _bucket(node.attributes.get(name))
     for place, value in enumerate(node.values):
@@ -430,15 +427,15 @@ def covering(
     present: AbstractSet[Hashable] = frozenset(),
     prefer: Callable[[GeneratedNode], float] = lambda node: -size_of(node),
 ) -> list[int]:
-    """Choose seeds greedily, up to a given number, so that their nodes cover many features.
+    """Choose up to ``limit`` seeds greedily, so that their nodes cover many features.
 
     Args:
         nodes: the nodes of an operator's version by seed.
         limit: the largest number of seeds.
         features_of: returns the features of a node.
-        present: the features that other cases cover.
-        prefer: among nodes with equally many new features, the node with the largest value is
-            chosen; by default, the smallest node.
+        present: the features that other cases already cover.
+        prefer: if several nodes have the same number of new features, the node for which this
+            function returns the largest value is chosen. By default, the smallest node is chosen.
     """
     remaining = dict(nodes)
     covered = {*present}

@@ -1,8 +1,8 @@
 """Interrupt ``onnxopt run``, ``audit`` and ``fuzz`` at random moments and check the clean-up.
 
-After each signal, no process, temporary file, truncated report or lock may be left. Resuming from
-the log of an interrupted run must lead to the result of an uninterrupted run. The script runs only
-on Linux.
+After each signal, no process, temporary file, truncated report or lock may remain. Resuming from
+the log of an interrupted run must lead to the same result as an uninterrupted run. The script runs
+only on Linux.
 
     python scripts/signal_runs.py --count 100 --seed 0
 """
@@ -49,8 +49,8 @@ SIGNALS = (
     (signal.SIGINT, signal.SIGINT),
     (signal.SIGQUIT,),
 )
-# Signals that the runner handles. Runs of a backend that kills its supervisor receive no other
-# signals: if the runner were also killed, no process could clean up.
+# Signals that the runner handles. If a backend kills its own supervisor, only these signals are
+# sent: if the runner were also killed, no process could clean up.
 HANDLED_SIGNALS = tuple(
     numbers for numbers in SIGNALS if numbers[0] not in {signal.SIGKILL, signal.SIGQUIT}
 )
@@ -66,7 +66,7 @@ CLEANUP_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Command:
-    """A command with the duration and the outcomes of an uninterrupted run."""
+    """A command, and the duration and the outcomes of its uninterrupted run."""
 
     arguments: list[str]
     seconds: float
@@ -141,8 +141,8 @@ def interrupt(command: Command, numbers: tuple[int, ...], moment: float, folder:
     wrong = []
     if run.code not in EXIT_CODES:
         wrong.append(f"exit code {run.code}: {errors.strip()[-300:]}")
-    # If the signal arrives while the interpreter starts, Python prints a traceback without frames
-    # of onnxopt.
+    # A traceback without frames of onnxopt is allowed: Python prints one if the signal arrives
+    # while the interpreter starts.
     if "internal error" in errors or PACKAGE_FRAME.search(errors):
         wrong.append(errors)
     survivors = run.survivors(CLEANUP_SECONDS)

@@ -1,4 +1,4 @@
-"""Print the derivation of one tolerance step by step, which is the example of docs/tolerance.md.
+"""Print the derivation of one tolerance step by step. It is the example of docs/tolerance.md.
 
     python scripts/tolerance_example.py
 

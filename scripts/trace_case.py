@@ -2,9 +2,9 @@
 
     python scripts/trace_case.py
 
-The script runs one case on ``numpy`` in this process, after all modules have been imported, and
-prints each call from one module into another as "caller's module -> callee's module, function" in
-call order, then the number of such calls.
+The script imports all modules and then runs one case on ``numpy`` in this process. It prints each
+call from one module into another, in call order, as "caller's module -> callee's module, function".
+The last line is the number of such calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ cases:
 
 
 def module_changes() -> list[tuple[str, str, str]]:
-    """Return caller's module, callee's module and function of each call between two modules."""
+    """Return each call between two modules: caller's module, callee's module, function."""
     package = Path(onnxopt_cli.__file__).parent
     changes: list[tuple[str, str, str]] = []
 
@@ -58,7 +58,7 @@ def module_changes() -> list[tuple[str, str, str]]:
             changes.append((caller, callee, frame.f_code.co_qualname))
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        # The cache is empty, so the run does not compare its failures with the failures of an
+        # The cache is empty. Therefore, the run does not compare its failures with those of an
         # earlier run.
         os.environ["ONNXOPT_CACHE_DIR"] = folder
         file = Path(folder, "one.yaml")

@@ -1,13 +1,15 @@
-"""Train and prune a network for scikit-learn's digits with graphs of training operators.
+"""Train and prune a network for scikit-learn's digits, with graphs that contain training operators.
 
     pip install -e ".[ort,workload]"
     python scripts/train_digits.py [--quick] [--export DIR]
 
 A whole training step is one graph: forward pass, loss, backward pass and optimizer. Adam, Adagrad,
-Momentum and Nesterov train on the NumPy reference and on ONNX Runtime, for which the optimizers are
-lowered. ADMM then prunes the network that Adam trained, and the network is finetuned under the
-mask. The script prints the tables of docs/training.md. The script exits with 1 if, at 80 % and
-above, ADMM with finetuning is not better than one-shot pruning without finetuning.
+Momentum and Nesterov train on the NumPy reference and on ONNX Runtime. For ONNX Runtime, the
+optimizers are lowered. Then ADMM prunes the network that Adam has trained, and the network is
+finetuned under the mask. The script prints the tables of docs/training.md.
+
+ADMM with finetuning must be better than one-shot pruning without finetuning if at least 80 % of the
+weights are pruned. Otherwise, the script exits with 1.
 """
 
 from __future__ import annotations
@@ -50,10 +52,10 @@ BACKENDS = ("numpy", "onnxruntime")
 EXPORTED_CASE = "test_digits_adam"
 BATCH, EXPORTED_BATCH = 32, 16
 TRAINING_IMAGES = 1437
-#: Factor of ADMM's penalty, which was chosen on a validation set with the epochs of FULL.
+#: Factor of ADMM's penalty. It was chosen on a validation set with the numbers of epochs in FULL.
 RHO = 0.03
-#: From this percentage of pruned weights on, ADMM with finetuning must be better than one-shot
-#: pruning without finetuning.
+#: If at least this percentage of weights is pruned, ADMM with finetuning must be better than
+#: one-shot pruning without finetuning.
 DEMANDING_PERCENT = 80
 
 Tensors = Mapping[str, Array]
@@ -61,9 +63,10 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The size of a run: epochs of each phase, percentages of pruned weights, seeds.
+    """The size of a run: numbers of epochs, percentages of pruned weights, and seeds.
 
-    One-shot pruning is finetuned for as many epochs as ADMM and its finetuning take together.
+    After one-shot pruning, the network is finetuned for the total number of epochs of ADMM and its
+    finetuning.
     """
 
     dense: int
@@ -127,7 +130,10 @@ class PreparedModel:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """Parameters by name, optimizer states as ``V_W1``, number of steps, mean loss by epoch."""
+    """The state of a training: tensors, number of steps, and mean loss of each epoch.
+
+    The tensors are the parameters by name, and the states of the optimizer, such as ``V_W1``.
+    """
 
     tensors: Tensors
     steps: int = 0
@@ -170,7 +176,7 @@ class Trainer:
     def train_epoch(
         self, state: TrainingState, images: Images, seed: int, constants: Tensors | None = None
     ) -> TrainingState:
-        """Train for one epoch; ``constants`` are the further inputs that the regime needs."""
+        """Train for one epoch; ``constants`` are the additional inputs that the regime needs."""
         tensors, steps, losses = state.tensors, state.steps, []
         for batch in images.batches(seed, len(state.losses)):
             outputs = self._step.run(self.inputs({**tensors, **(constants or {})}, steps, batch))
@@ -196,7 +202,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """A network directly after pruning, and after finetuning under the mask."""
+    """A network in two states: directly after pruning, and after finetuning under the mask."""
 
     parameters: Tensors
     finetuned: Tensors
@@ -214,7 +220,7 @@ class Pruner:
     def prune_by_admm(
         self, dense: Tensors, images: Images, seed: int, settings: Settings
     ) -> Pruned:
-        """Train the weights towards their projections, prune, and finetune."""
+        """Train the weights towards their projections, prune the network, and finetune it."""
         variables: dict[str, Array] = {}
         for name in WEIGHTS:
             variables[f"Z_{name}"] = dense[name]
@@ -227,7 +233,7 @@ class Pruner:
         return self._prune_and_finetune(state.parameters, images, settings.finetuning, seed)
 
     def prune_once(self, dense: Tensors, images: Images, seed: int, settings: Settings) -> Pruned:
-        """Prune by magnitude, and finetune for as many epochs as ADMM takes in total."""
+        """Prune by magnitude, and finetune for the total number of epochs that ADMM takes."""
         epochs = settings.admm + settings.finetuning
         return self._prune_and_finetune(dense, images, epochs, seed)
 
@@ -256,7 +262,7 @@ class Classifier:
 def training_table(
     backends: Sequence[Backend], training: Images, test: Images, settings: Settings
 ) -> str:
-    """Train with each optimizer on both backends from the same start; return the results."""
+    """Train with each optimizer on both backends, from the same parameters; return the results."""
     test_classifier = Classifier(backends[0])
     seed = settings.seeds[0]
     rows = []
@@ -288,7 +294,7 @@ def training_table(
 def pruning_accuracies(
     backend: Backend, training: Images, test: Images, settings: Settings
 ) -> Iterator[tuple[float, float, dict[str, list[float]]]]:
-    """Yield for each percentage the share of zeros, and the accuracies of all seeds by method."""
+    """For each percentage, yield the share of zeros, and the accuracies of all seeds by method."""
     test_classifier = Classifier(backend)
     trainer = Trainer(backend, ADAM)
     dense = {

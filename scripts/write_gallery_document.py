@@ -1,6 +1,6 @@
 """Write ``docs/gallery.md`` from the rows of the gallery.
 
-With ``--check``, the script only compares, and exits with 1 if the document is not up to date.
+With ``--check``, the script writes nothing, and exits with 1 if the document is not up to date.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def by_title() -> Sequence[TestedRuntime]:
 
 
 def is_missed(row: Defect) -> bool:
-    """Return whether no case of ONNX's own shows the defect."""
+    """Return whether ONNX's own cases do not show the defect."""
     return _PUBLISHED not in row.found_by
 
 
@@ -193,7 +193,7 @@ def case(row: Defect) -> str:
 
 
 def values(row: Defect) -> tuple[str, str]:
-    """Return the wrong value with its place, and the right value."""
+    """Return the wrong value with its position, and the right value."""
     place = f"`{row.output}{list(row.element) if row.element else ''}`: "
     return place + shown(row.wrong), shown(row.right)
 
