@@ -130,8 +130,8 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
 #: the other operand is known, the error is scaled.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
 #: The precision of an expression of attributes alone that contains an undecided choice. Its error
-#: includes the distance between both branches, so it must not be scaled to another type. The unit
-#: roundoff is slightly larger than that of UNTYPED, so that CHOSEN is the coarser of both
+#: includes the distance between the two branches, so it must not be scaled to another type. The
+#: unit roundoff is slightly larger than that of UNTYPED, so that CHOSEN is the coarser of the two
 #: precisions.
 CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 

@@ -429,7 +429,8 @@ def _range_step(_attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _fractional_integers(_attributes: _Attributes, operands: Sequence[Any]) -> str:
-    # For an integer other than 0, the error function is between -1 and 1 and is not an integer.
+    # The error function of an integer other than 0 is not an integer, because it is between -1 and
+    # 1 and not 0.
     if operands[0].dtype.kind in "iu" and np.any(operands[0] != 0):
         return "integers other than 0, for which the result is not an integer"
     return ""

@@ -84,9 +84,9 @@ def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[Funct
     """Return the functions of an operator's computation that no judged node calls.
 
     A function may be uncalled because a correction replaces its only caller, or because a derived
-    class overrides it. A function counts as called in three cases. onnx's reference calls a
-    function of this name in every operator; or another called function contains the name; or Python
-    calls the function implicitly. Functions that only describe objects in messages count as
+    class overrides it. A function counts as called in three cases: if onnx's reference calls a
+    function of this name in every operator, if another called function contains the name, or if
+    Python calls the function implicitly. Functions that only describe objects in messages count as
     uncalled. The arguments are those of :func:`reference_functions`.
     """
     functions = reference_functions(domain, op_type, opset)

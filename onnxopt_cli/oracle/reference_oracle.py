@@ -108,7 +108,7 @@ class ReferenceOracle:
     Attributes:
         judging: how outputs are judged.
         workers: returns the function that submits models. The first call starts a worker. None if
-            there are no workers.
+            the oracle has no workers.
     """
 
     judging: Judging

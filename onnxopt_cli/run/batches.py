@@ -68,8 +68,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # The sets of operators of the models that failed alone. A model with one of these sets does
-        # not join a batch.
+        # For each model that failed alone, the set of its operators. A model with the same set of
+        # operators does not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead

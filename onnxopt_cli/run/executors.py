@@ -130,7 +130,7 @@ def open_executors(
         execution: how to run them.
         interruption: set when the user interrupts the run.
         reference_oracle: the reference oracle, whose workers are separate even if the backends are
-            not isolated. None if no model without a formula needs an oracle.
+            not isolated. None if models without a formula need no oracle.
         cluster: the machines on which the backends run; None for this machine.
         open_progress: opens a progress display for the installation of adapters.
 

@@ -34,7 +34,7 @@ from onnxopt_cli.oracle.accumulation import (
 )
 from onnxopt_cli.oracle.expected import Expected
 
-#: The reason of a skipped case begins with this text if a limit of onnxopt is the cause.
+#: If a case is skipped because of a limit of onnxopt, the reason begins with this text.
 LIMIT = "limit of onnxopt: "
 #: The largest total number of bytes and the largest number of a failing case's outputs that are
 #: kept.

@@ -172,7 +172,7 @@ def _with_returned(
         large = total_bytes(observation.expected.outputs.values()) > KEPT_BYTES
         return "large" if large else "not kept"
     if result.diffs and not result.wrong:
-        # The failure has another cause than wrong outputs, such as changed inputs.
+        # The failure has a cause other than wrong outputs, for example changed inputs.
         return "with right values"
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
@@ -416,8 +416,8 @@ def _own_limits(
         output.shape for output in outputs
     ]:
         return []
-    # The exact output of the mistake always agrees, even if the error bound has another value as
-    # its center.
+    # The exact output of the mistake always agrees, even if the error bound is centered on another
+    # value.
     return [
         Branch(output, np.zeros(output.shape), derived_output.branch)
         for output, derived_output in zip(outputs, limits, strict=True)

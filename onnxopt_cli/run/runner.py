@@ -85,7 +85,7 @@ class Plan:
         backends: the backends under test; each case runs on all of them.
         problems: the faults of case files that contain no valid case.
         judging: how outputs are judged.
-        max_fail: the number of cases that do not conform after which the run stops; 0 for no limit.
+        max_fail: the run stops after this number of cases that do not conform; 0 for no limit.
         failed: the number of cases that already failed in the log from which the run resumes.
         started: is called with a case's id and a backend's name, just before the backend runs the
             case.
@@ -344,7 +344,7 @@ def _run_stepwise(
     outputs are missing, or cannot be inputs of the next step.
 
     Args:
-        executor: the backend. It is requested to keep the prepared model for the next step.
+        executor: the backend, which should keep the prepared model for the next step.
         problem: a trajectory, whose model computes one step.
         started: called when the first step starts.
     """

@@ -139,7 +139,8 @@ def open_session(
 
     Args:
         config: the settings of the run.
-        find: collects the cases among which the settings select, while the backends start.
+        find: collects the cases from which the settings select. It is called while the backends
+            start.
         interruption: set when the user interrupts the run.
         tell: shows a message to the user before the run.
         cluster: the machines on which backends run; None for this machine.
@@ -152,8 +153,8 @@ def open_session(
     expectations = Expectations.read(config.expectation_files(), config.judging)
     if not cluster:
         # Report an unknown or missing backend before the cases are read, because reading cases may
-        # take long. In a cluster, its machines check the backends, because other backends may be
-        # installed on them.
+        # take long. The machines of a cluster check the backends themselves, because other backends
+        # may be installed on them.
         require_backends(config.backends, interruption, open_progress)
     opened = open_plan(
         config.backends, config.execution, config.judging, interruption, cluster, open_progress
@@ -367,7 +368,7 @@ class Session:
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
                 # The resumed log may contain another failure outside of any case. Keep the worse of
-                # both failures.
+                # the two failures.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row

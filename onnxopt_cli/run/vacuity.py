@@ -278,7 +278,7 @@ def _is_new(value: Array, problem: Problem) -> bool:
 
 
 def _likelihood(case: Case, lower_name: str) -> int:
-    """Return a score for how likely a case has an operator; 0 if it cannot have the operator.
+    """Return a score of how likely it is that a case has an operator; 0 if impossible.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """

@@ -75,7 +75,7 @@ class _Operand(Joining):
 
         If an operand is an undecided choice, an elementwise function is applied to both results of
         the choice. If the operands depend on several choices, or if the function is not
-        elementwise, the error covers the range between both results of each choice.
+        elementwise, the error covers the range between the two results of each choice.
         """
         operands = [_operand(operand) for operand in inputs]
         choices = [operand for operand in operands if isinstance(operand, Either)]

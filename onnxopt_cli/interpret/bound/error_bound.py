@@ -174,10 +174,10 @@ def _concatenated(call: Call[Array]) -> Call[Array] | None:
 def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
-    The lower bound counts the roundings that occur for all inputs, in unit roundoffs. A sum has the
-    smaller bound of its operands, plus its own roundings. A product or quotient has the sum of the
-    bounds of both operands, plus its own roundings. An element whose relative error is below the
-    lower bound is within its tolerance, so its error bound need not be computed.
+    The lower bound counts the roundings that occur for all inputs, in unit roundoffs. The bound of
+    a sum is the smaller bound of its operands, plus its own roundings. The bound of a product or
+    quotient is the sum of its operands' bounds, plus its own roundings. An element whose relative
+    error is below the lower bound is within its tolerance, so its error bound need not be computed.
 
     Args:
         call: a call that can be computed in blocks.

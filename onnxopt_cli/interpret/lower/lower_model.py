@@ -265,8 +265,8 @@ def _inline_formulas(model: onnx.ModelProto) -> onnx.ModelProto:
 
     Raises:
         NodeError: if functions are recursive, have too many nodes, import another version of a
-            domain than the model, or have the name of an operator with a formula. Also if onnx
-            cannot inline them.
+            domain than the model, have the name of an operator with a formula, or cannot be inlined
+            by onnx.
     """
     chosen = _functions_with_formulas(_bodies(model))
     if not chosen:

@@ -1,11 +1,11 @@
 """Normalizations by the mean and variance of their input, with perturbed averages.
 
-If the mean has an error, all n elements that are normalized together move alike. Perturbing the
-elements independently does not reveal this, because their mean then moves by only 1 / sqrt(n) of
-their movements. The averages themselves are therefore perturbed by the error of stable algorithms.
-This error is the larger of two numbers: a bound for independent roundings, and twice the error of
-sequential algorithms for the same elements. In a sequential algorithm, all roundings may have the
-same sign.
+If the mean has an error, all n elements that are normalized together move alike. If the elements
+are perturbed independently, their mean moves by only 1 / sqrt(n) of their movements, which is too
+little to reveal the error. Therefore the averages themselves are perturbed by the error of stable
+algorithms. This error is the larger of two numbers: a bound for independent roundings, and twice
+the error of sequential algorithms for the same elements. In a sequential algorithm, all roundings
+may have the same sign.
 """
 
 from __future__ import annotations

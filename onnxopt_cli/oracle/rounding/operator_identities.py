@@ -28,7 +28,7 @@ class OperatorIdentity:
         steps: the nodes of the identity, each as output, operator and inputs. The operand is ``x``,
             and the result is ``y``. Constants have the type of the operand.
         reason: why runtimes use the identity.
-        sources: the runtimes that use the identity, each with a file.
+        sources: the runtimes that use the identity, each with the path of a source file.
         within: other operators whose published bodies contain ``operator``.
     """
 

@@ -74,11 +74,11 @@ def update_expectations(
 
     Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed; if
     it is still needed, it loses its date instead. An entry that contradicts the results is removed,
-    or gets another outcome. Unexpected results without an entry get one entry per cause. Its globs
-    match no other case of the run's targets.
+    or gets another outcome. Unexpected results without an entry get one entry per cause. The globs
+    of such an entry match no other case of the run's targets.
 
     Args:
-        path: the file to update. If it exists, it is the last file of the expectations.
+        path: the file to update. If the file exists, it is the last one of the expectations.
         expectations: the expectations of the run.
         record: the run.
         ids: ids of all cases of the run's targets.
@@ -189,8 +189,8 @@ class _Update:
             missing += self._adjust_entry(edit, place, results, current)
         self._add(edit, missing)
         self._apply(edit)
-        # An existing entry that names a case by its id takes precedence over a new glob. A result
-        # that the glob would therefore not cover gets a new entry for its id alone.
+        # An existing entry that names a case by its id takes precedence over a new glob. If a
+        # result is therefore still unexpected, it gets a new entry for its id alone.
         edit, current = _Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)

@@ -206,8 +206,8 @@ def _entry(node: Node, path: Path) -> Entry:
     """Return the entry at a node of the file; the node must conform to the schema.
 
     Raises:
-        FormatError: if the version range or the date of the entry is invalid. Also if the entry
-            describes a failure, but does not allow failures.
+        FormatError: if the version range or the date of the entry is invalid, or if the entry
+            describes a failure but does not allow failures.
     """
     outcomes = frozenset(str(word.scalar) for word in _items(node.field("outcome")))
     for name in ("mistake", "outputs"):
@@ -249,7 +249,7 @@ def _text(node: Node, name: str) -> str:
 
 
 def _read(node: Node | None, read: Callable[[str], T], expected: str) -> T | None:
-    """Return the parsed text of a node; None without a node.
+    """Return the parsed text of a node; None if the node is None.
 
     Raises:
         FormatError: if the text is invalid. The message names the expected form.
@@ -532,7 +532,7 @@ def exit_code(
 
     Returns:
         4 if a backend could not be started; 2 if a case is unexpectedly invalid; 1 if any other
-        result does not conform; 5 if there are no results, or if no case applies to some backend.
+        result does not conform; 5 if the run has no results, or if no case applies to some backend.
     """
     if any(result.not_started for result in results):
         return BackendUnavailable.exit_code

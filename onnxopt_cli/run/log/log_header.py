@@ -353,7 +353,7 @@ class Header:
         # With --lf, a resumed run selects cases by their ids, so the numbers of cases may differ.
         excluded = (", ".join(sorted(header.left_out)) or "none" for header in (self, other))
         differences += _change("the excluded capabilities", *excluded)
-        # Of the versions, only the processor cannot affect a verdict.
+        # The processor is the only entry of the versions that cannot affect a verdict.
         for name in sorted((self.versions.keys() | other.versions.keys()) - {PROCESSOR}):
             versions = (header.versions.get(name, "none") for header in (self, other))
             differences += _change(name, *versions)

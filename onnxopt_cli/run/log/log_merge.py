@@ -41,9 +41,9 @@ def merge_logs(paths: Sequence[Path], output: Path) -> RunRecord:
     """Merge the finished logs of all shards of a run, and write a log of the whole run.
 
     Raises:
-        UsageError: if any shard is missing, duplicate, unfinished or of another run; the message
-            names every such shard. Also if a log cannot be read, or if the output is too long or
-            cannot be written.
+        UsageError: if a shard is missing, duplicate, unfinished or of another run (the message
+            names every such shard), if a log cannot be read, or if the output is too long or cannot
+            be written.
     """
     if os.path.realpath(output) in map(os.path.realpath, paths):
         raise UsageError(f"{printable(str(output))} is one of the logs to be merged")
