@@ -101,7 +101,7 @@ def evaluate(
 
 
 class _Complete(np.ndarray):
-    """A tensor that replaces NumPy functions which fail or return wrong results.
+    """An array whose class replaces NumPy functions that fail or return wrong results.
 
     The replaced functions are reductions of empty tensors, and clip and matmul in quadruple
     precision.

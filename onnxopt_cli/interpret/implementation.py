@@ -21,7 +21,7 @@ Compute = Callable[[Call[Array]], list[Array]]
 
 
 def unchanged(formula: Formula) -> Formula:
-    """Return the formula unchanged, as implementations do that change only other things."""
+    """Return the formula unchanged: the default of :attr:`Implementation.change`."""
     return formula
 
 
@@ -83,7 +83,7 @@ class Implementation:
 def both(first: Implementation, second: Implementation) -> Implementation | None:
     """Combine the differences of two implementations; None if both replace ``compute``.
 
-    If the two changes of the formula cannot be applied in any order, the combined implementation
+    If the changes of the formula cannot be combined in either order, the combined implementation
     fails on all inputs.
     """
     if first.compute is not evaluate and second.compute is not evaluate:

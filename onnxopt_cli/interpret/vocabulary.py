@@ -34,8 +34,8 @@ A power with an integer exponent n may be computed by repeated squaring, as by `
 ``f32::powi``. Each squaring doubles the relative error and adds a rounding, so the error is at most
 n - 1 unit roundoffs to first order. If n is large, this bound would accept almost any result.
 Therefore the vocabulary itself computes powers with integer exponents by repeated squaring in the
-machine type. If the error of the result exceeds four roundings, it is the bound. Other sequences of
-multiplications are not covered.
+machine type. If the error of this result exceeds four roundings, the bound is this error. Other
+sequences of multiplications are not covered.
 
 For n elements x with error bounds e, and for n products of elements x and y with the error bounds e
 and f:
@@ -90,7 +90,7 @@ _STANDARD_DEVIATIONS = 6
 
 
 class Level(IntEnum):
-    """Levels of operands. The highest level among the operands of an operation is its level."""
+    """Levels of operands. An operation is performed at the highest level of its operands."""
 
     NUMBER = 0  # attributes and literals, which are exact and take the type of other operands
     SCALAR = 1  # results of R and T alone, shared by all tensors

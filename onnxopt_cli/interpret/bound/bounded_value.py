@@ -148,8 +148,8 @@ class Mixed(_Operand):
     """The result of an operation on tensors of different types.
 
     An implementation may compute the operation in the coarser type. If the result is an output of
-    the finer type, however, it must have the digits of the finer type. An example is a double input
-    plus another term.
+    the finer type, however, it must have the digits of the finer type. For example, the sum of a
+    double input and another term must have the digits of double.
 
     Attributes:
         coarse: the result of the operation in the coarser type.

@@ -6,7 +6,8 @@ in the type of R or in that of the tensors, whichever is coarser. Thus ``1 - bet
 difference of 1 and a rounded power. If beta**T is close to 1, few bits of the difference are
 correct. For example, with R in float32, beta = 0.9999 and T = 3, the relative error of the
 difference is 1e-4. If R is float32, no bound can therefore reject an implementation that rounds the
-power to float32 by mistake. A case in which R and the tensors are double can reject it.
+power to float32 by mistake. A case in which R and the tensors are double can reject such an
+implementation.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class DerivedOutput:
         return ErrorBound(self.branch.at, self.factor)
 
     def accepting(self, also_accepted: Iterable[AlsoRight]) -> DerivedOutput:
-        """Return the output with NaN and infinities that are also accepted at given elements."""
+        """Return an output that also accepts NaN and infinities at given elements."""
         derived_output = self
         for special, mask in also_accepted:
             expected = np.where(mask, self.expected.dtype.type(special), self.expected)
@@ -155,8 +156,8 @@ def bound(
 def _concatenated(call: Call[Array]) -> Call[Array] | None:
     """Return :attr:`Call.concatenated` for several small groups, to call the formula only once.
 
-    None for large tensors. Also None if the result could differ, because the formula is not
-    elementwise, or because the groups differ in types or attributes.
+    None for large tensors. Also None if the formula is not elementwise, or if the groups differ in
+    types or attributes, because the result could then be different.
     """
     first, *further = call.groups
     if not further or call.size >= LARGE_ELEMENTS or not is_elementwise(call.operator):
@@ -355,8 +356,9 @@ def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRig
         divided: whether the formula divides by zero.
 
     Returns:
-        For each output, in the node's order, pairs of NaN or an infinity and a mask of the output's
-        shape. The list is empty if no input is infinite and the formula does not divide by zero.
+        For each output, in the node's order, pairs of a value, NaN or an infinity, and a mask of
+        the output's shape. The list is empty if no input is infinite and the formula does not
+        divide by zero.
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:

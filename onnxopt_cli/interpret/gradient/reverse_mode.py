@@ -81,8 +81,8 @@ class DifferentiatedGraph:
 
     Attributes:
         xs, zs, y: the names of tensors in the node's attributes.
-        substitutes: for each name in ``xs`` and ``zs``, the input of the node. Its value is the
-            value at which the function is differentiated.
+        substitutes: for each name in ``xs`` and ``zs``, the input of the node that holds the value
+            at which the function is differentiated.
         nodes: the nodes that compute y from these tensors, in topological order.
 
     Raises:

@@ -320,8 +320,8 @@ class Recorder:
 
     def __init__(self, new_name: Callable[[str], str]) -> None:
         self._new_name = new_name
-        # The recorded nodes, by the serialized node without its outputs. Constants are thus
-        # compared bitwise: NaN equals NaN, and 0.0 differs from -0.0.
+        # The recorded nodes. Each key is the serialized node without its outputs. Constants are
+        # thus compared bitwise: NaN equals NaN, and 0.0 differs from -0.0.
         self._nodes: dict[bytes, onnx.NodeProto] = {}
 
     def node(

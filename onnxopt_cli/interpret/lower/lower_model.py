@@ -71,8 +71,8 @@ def lower(model: onnx.ModelProto) -> LoweredModel:
     """Replace every operator with a formula in a model, its subgraphs and its functions.
 
     Functions that contain an operator with a formula are inlined. The result always imports
-    ai.onnx. It imports the domain of a replaced operator only if other nodes use the domain. A
-    model in which no operator has a formula is copied.
+    ai.onnx. It imports the domain of a replaced operator only if other nodes use the domain. If no
+    operator of the model has a formula, the result is a copy of the model.
 
     Args:
         model: a model that passes onnx's check; it is not changed.
