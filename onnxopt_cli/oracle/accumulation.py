@@ -362,7 +362,7 @@ def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _has_random_digits(array: Array) -> bool:
-    """Return whether an operand has no extreme magnitudes, and digits that appear random."""
+    """Return whether the magnitudes of an operand are moderate, and its digits appear random."""
     wide = np.abs(array.astype(np.float64))
     numbers = wide[wide > 0]
     if not numbers.size or numbers.min() < _MIN_MAGNITUDE or numbers.max() > _MAX_MAGNITUDE:

@@ -6,7 +6,7 @@ The response consists of an empty value for each declared output, a JSON text th
 readings, and the tensors of the readings. The tensors are pairs of a correct value and its
 tolerances, ordered by reading and output. If the metadata of the model contain the key
 :data:`VALUES`, :data:`NODE_VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS`, the
-response has another content.
+response has different content.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def _largest_of_interpolated(
 ) -> Any:
     """Interpolate at each sampling point, then return the maximum of each bin.
 
-    Each point is interpolated as the average over a finer bin with a single point.
+    The bins are refined until each of them contains a single point. The average over such a bin is
+    the interpolated value of its point.
     """
     if attributes["mode"].lower() != "max":
         return first(align, x, *args, **attributes)

@@ -46,9 +46,8 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: How a number that is interpolated between integers is rounded, which the specification does not
-#: define. If the number differs from an integer by less than the tolerance, it becomes that
-#: integer.
+#: The rounding of a number that is interpolated between integers. The specification does not define
+#: it. If the number differs from an integer by less than the tolerance, it becomes that integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: These modules are imported only to register their corrections.

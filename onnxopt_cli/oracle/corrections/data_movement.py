@@ -119,13 +119,13 @@ def _shape_between(
 
 @replaces("op_squeeze.Squeeze_1._run")
 def _squeezed(_node: Any, _original: Any, x: Array, axes: Any = None) -> tuple[Array]:
-    """Interpret each axis as an axis of the input, in any order."""
+    """Accept the axes in any order. Each of them is an axis of the input."""
     return (np.squeeze(x, tuple(axes) if axes is not None and len(axes) else None),)
 
 
 @replaces("op_unsqueeze.Unsqueeze_1._run")
 def _unsqueezed(_node: Any, _original: Any, x: Array, axes: Any) -> tuple[Array]:
-    """Interpret each axis as an axis of the output, in any order."""
+    """Accept the axes in any order. Each of them is an axis of the output."""
     return (np.expand_dims(x, tuple(axes)),)
 
 

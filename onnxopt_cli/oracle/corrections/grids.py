@@ -81,7 +81,7 @@ class _Axis:
         return np.clip(x, -_FARTHEST, _FARTHEST)
 
     def places(self, indices: Array) -> tuple[Array, Array]:
-        """Move indices into the image; also return which of them do not stand for zeros."""
+        """Move indices into the image; also return a mask, which is false for padding by zeros."""
         inside = (indices >= 0) & (indices < self._size)
         if self._padding == "zeros":
             return np.where(inside, indices, 0), inside

@@ -107,7 +107,8 @@ _LISTED = {
     # The terms of the sum are exponentials. Their movements are not proportional to the roundings
     # of the operand.
     **dict.fromkeys(OPERATORS, NodeKind.EXPONENTIALS),
-    # An error of the mean moves all elements alike, which moving single elements does not reveal.
+    # An error of the mean moves all elements alike. Moving single elements does not reveal such an
+    # error.
     **dict.fromkeys(NORMALIZE, NodeKind.NORMALIZE),
     # A determinant is a sum of products, which cancel if the rank of the matrix is low.
     "Det": NodeKind.DETERMINANT,

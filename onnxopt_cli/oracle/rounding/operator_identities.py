@@ -1,8 +1,8 @@
 """Identities by which runtimes compute operators on purpose, although they lose relative accuracy.
 
-The roundings of an accepted identity are accepted. A result that passes only because of these
-roundings is marked. Each identity has a formula, a reason and sources. ``docs/conditioned.md``
-lists the accepted identities and the rejected ones.
+A correct backend may have the roundings of an accepted identity. A result that passes only because
+of these roundings is marked. Each identity has a formula, a reason and sources.
+``docs/conditioned.md`` lists the accepted identities and the rejected ones.
 """
 
 from __future__ import annotations
