@@ -51,7 +51,7 @@ def _widest() -> np.dtype[Any]:
     try:
         from numpy_quaddtype import QuadPrecDType
     except ImportError as error:
-        message = f"no float of this machine is wider than double: {error}"
+        message = f"this machine has no floating-point type wider than double: {error}"
         raise UsageError(message, hint="pip install numpy-quaddtype") from error
     return QuadPrecDType()
 

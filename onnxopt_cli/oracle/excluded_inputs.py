@@ -322,7 +322,7 @@ def _output_padding(attributes: _Attributes) -> str:
 def _class_labels(attributes: _Attributes, _operands: Sequence[Any]) -> str:
     labels = [name for name in attributes if name.startswith("classlabels_")]
     if len(labels) > 1:
-        return f"both {' and '.join(sorted(labels))}, of which one and only one must be defined"
+        return f"both {' and '.join(sorted(labels))}, although exactly one must be defined"
     return "" if labels else "no class labels"
 
 

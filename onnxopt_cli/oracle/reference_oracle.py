@@ -273,7 +273,7 @@ def _uncomputed(problem: Problem, reason: str, name: str = "") -> Expected:
     if fault := model_fault(model) or input_fault(model, inputs):
         return Expected({}, {}, f"{message}; onnx rejects the model: {fault}")
     if reason.startswith(REJECTED):
-        return Expected({}, {}, f"{message}; if they are valid, {_MISSING_OUTPUTS}")
+        return Expected({}, {}, f"{message}; if the operands are valid, {_MISSING_OUTPUTS}")
     remedy = _MISSING_OUTPUTS
     if reason.startswith(UNIMPLEMENTED):
         remedy = f"{_MISSING_OPERATOR}, or {_MISSING_OUTPUTS}"

@@ -254,7 +254,7 @@ def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
             errors.append(error)
             if plan.remote or len(errors) == len(plan.backends):
                 raise errors[0] from error
-            tell(f"{printable(executor.name)} is not tested, it could not be started")
+            tell(f"{printable(executor.name)} is not tested, because it could not be started")
             executors.append(NotStarted(executor.specification, error))
     return executors
 
@@ -469,8 +469,8 @@ class Session:
             )
         if differences:
             raise UsageError(
-                f"cannot resume {printable(str(self.config.log_file))}, which is of another run; "
-                f"differences: {'; '.join(differences)}",
+                f"cannot resume {printable(str(self.config.log_file))}, which belongs to another "
+                f"run; differences: {'; '.join(differences)}",
                 hint="use the same cases, backends and options, or write a new log",
             )
 

@@ -108,7 +108,7 @@ class VacuityCheck:
             return ""
         pair = plain_pair(operator, nodes[0], problem.inputs)
         finding = self._finding_for_pair(executor, pair) if pair else ""
-        return f"right, but for nontrivial expected outputs {finding}" if finding else ""
+        return f"right, but if the expected outputs are nontrivial, {finding}" if finding else ""
 
     def _finding_for_pair(
         self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None

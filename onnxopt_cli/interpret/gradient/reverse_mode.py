@@ -361,11 +361,11 @@ def expand_gradients(
     version = imported_versions(model).get("", 0)
     if version < OLDEST_OPSET:
         raise NodeError(
-            f"Gradient is differentiated from opset {OLDEST_OPSET} on; the model imports {version}"
+            f"Gradient needs opset {OLDEST_OPSET} or later; the model imports version {version}"
         )
     top = sum(map(is_gradient, model.graph.node))
     if top < sum(map(is_gradient, all_nodes(model))):
-        raise NodeError("Gradient is differentiated in a model's main graph only")
+        raise NodeError("Gradient is supported only in the main graph of a model")
     return _Expansion(model, inputs, evaluate).result()
 
 

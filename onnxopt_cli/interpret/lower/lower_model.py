@@ -345,8 +345,8 @@ def _import_domains(model: onnx.ModelProto) -> None:
             elif versions[domain] != entry.version:
                 raise NodeError(
                     f"function {function.domain}:{function.name} imports version {entry.version} "
-                    f"of {domain or 'ai.onnx'}, other parts of the model version "
-                    f"{versions[domain]}, so it cannot be inlined",
+                    f"of {domain or 'ai.onnx'}, but other parts of the model import version "
+                    f"{versions[domain]}; the function cannot be inlined",
                     hint="convert the function to the model's version",
                 )
 

@@ -102,7 +102,7 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
         if not log.finished:
             yield f"{name} is not finished: complete it with --resume"
         if shard is None:
-            yield f"{name} is of a whole run, not of a shard"
+            yield f"{name} is the log of a whole run, not of a shard"
             continue
         differences = first.header.differences(log.header)
         if first.header.shard and first.header.shard.count != shard.count:
@@ -111,7 +111,7 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
         if differences:
             first_name = printable(str(first.path))
             listed = "; ".join(differences)
-            yield f"{name} is of another run than {first_name}; differences: {listed}"
+            yield f"{name} belongs to another run than {first_name}; differences: {listed}"
         if shards.setdefault(shard.index, log) is not log:
             yield f"{name} is shard {shard}, and so is {printable(str(shards[shard.index].path))}"
         misplaced = [case for case in log.case_ids if not shard.holds(case)]
@@ -124,7 +124,8 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
         listed = ", ".join(f"{index}/{count}" for index in missing[:_MAX_LISTED_SHARDS])
         yield f"missing: {listed}{' and more' * (len(missing) > _MAX_LISTED_SHARDS)}"
     elif len(ran) != first.header.cases.count:
-        yield f"the shards have results of {len(ran)} cases, the run has {first.header.cases.count}"
+        total = first.header.cases.count
+        yield f"the shards have results of {len(ran)} cases, but the run has {total}"
 
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:

@@ -357,7 +357,7 @@ class _Rules:
             return
         count = self._header.cases.count
         if self._header.shard is None and len(self._cases) != count:
-            raise ValueError(f"found results of {len(self._cases)} cases, the run has {count}")
+            raise ValueError(f"found results of {len(self._cases)} cases, but the run has {count}")
         for case in self._cases:
             for backend in self._backends:
                 if (case, backend) not in self._results:
@@ -373,7 +373,7 @@ class _Rules:
             if not {(case, backend) for case in cases} <= failing:
                 raise ValueError(f"found an explanation of a case of {operator} that does not fail")
             if len(cases) + remaining > on_backend[backend]:
-                raise ValueError(f"found explanations of more cases of {operator} than fail")
+                raise ValueError(f"found more explanations than failing cases of {operator}")
 
     def _require_possible(self, result: Result) -> None:
         """Check that a result has only those fields that a run records for its outcome."""

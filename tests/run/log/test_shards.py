@@ -150,7 +150,7 @@ def test_merge_names_a_shard_of_another_run_with_the_difference(
     onnxopt(*run_arguments("numpy", "--shard", "2/2", "--log", "other.jsonl", *options))
     answer = onnxopt("report", "merge", "1.jsonl", "other.jsonl", "-o", "out.jsonl")
     assert answer.code == 2
-    assert "other.jsonl is of another run than 1.jsonl" in answer.err
+    assert "other.jsonl belongs to another run than 1.jsonl" in answer.err
     assert message in answer.err
 
 
@@ -162,7 +162,7 @@ def test_merge_names_a_shard_of_other_versions_or_another_machine(shards, onnxop
     write_log(demo / "2.jsonl", [header, *body])
     answer = onnxopt("report", "merge", "1.jsonl", "2.jsonl", "-o", "out.jsonl")
     assert answer.code == 2
-    assert "2.jsonl is of another run than 1.jsonl" in answer.err
+    assert "2.jsonl belongs to another run than 1.jsonl" in answer.err
     assert f"{package} (" in answer.err
     assert "now 0.0.1)" in answer.err
     assert not (demo / "out.jsonl").exists()
@@ -191,7 +191,7 @@ def test_merge_rejects_the_log_of_an_undivided_run(shards, onnxopt, demo):
     paths = shards("numpy", 2)
     onnxopt(*run_arguments("numpy", "--log", "undivided.jsonl"))
     answer = onnxopt("report", "merge", *paths, "undivided.jsonl", "-o", "out.jsonl")
-    assert (answer.code, "undivided.jsonl is of a whole run" in answer.err) == (2, True)
+    assert (answer.code, "undivided.jsonl is the log of a whole run" in answer.err) == (2, True)
 
 
 def test_merge_detects_removed_results(shards, onnxopt, demo):
@@ -205,7 +205,7 @@ def test_merge_detects_removed_results(shards, onnxopt, demo):
     remaining[-1]["counts"] = {}
     write_log(demo / "1.jsonl", remaining)
     answer = onnxopt("report", "merge", *paths, "-o", "out.jsonl")
-    assert (answer.code, "cases, the run has 6" in answer.err) == (2, True)
+    assert (answer.code, "cases, but the run has 6" in answer.err) == (2, True)
 
 
 def test_merge_does_not_overwrite_its_input(shards, onnxopt, demo):
