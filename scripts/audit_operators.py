@@ -8,7 +8,7 @@ again, so an interrupted audit continues where it ended. The first suite determi
 table. Each other suite adds a column with its mutation score. By default, all operators of the
 suite ``operators`` are audited.
 
-Some mutants are not distinguished by any node, although they are not proven equivalent. They are
+Some mutants agree with the operator on all nodes, although they are not proven equivalent. They are
 counted in the column "equivalent" if they ran on at least 10,000 nodes, and otherwise in the column
 "unresolved". The column "inputs" states the smallest and the largest number of nodes on which an
 unresolved mutant ran. These numbers vary, because the search for an operator is limited by the

@@ -55,7 +55,7 @@ COUNTED = (*DefectState, NOT_CHECKED)
 
 
 class CheckedRow(NamedTuple):
-    """The result of the case of a row of the gallery.
+    """The result of running the case of a gallery row.
 
     Attributes:
         row: the row.

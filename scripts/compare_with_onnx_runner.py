@@ -62,7 +62,7 @@ def runner_backend(name: str) -> type[Backend]:
 
 
 def _array(value: Any) -> Any:
-    """Convert NumPy scalars in onnx's data to arrays, which backends expect."""
+    """Convert NumPy scalars in onnx's data to arrays, because backends expect arrays."""
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 

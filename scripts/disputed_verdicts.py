@@ -273,7 +273,7 @@ def gru(
 
 
 def causal_conv(x: Array, w: Array, *, at: Index, u: Any, **_: Any) -> Exact:
-    """Bound the error of a sum of products and of its SiLU, whose slope is less than 1.1."""
+    """Bound the error of a sum of products and of its SiLU; the slope of SiLU is less than 1.1."""
     batch, channel, step = at
     weights, size = exact_array(w[channel, 0]), w.shape[2]
     signal = [mpf(0)] * (size - 1) + list(exact_array(x[batch, channel]))

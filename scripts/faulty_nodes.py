@@ -5,8 +5,8 @@ function returns None if the fault does not apply to the node. ``FUSION_FAULTS``
 for a chain of nodes.
 
 The backend :class:`Faulty` has the fault that the environment variable ``INJECTED_FAULT``
-describes. It runs models node by node with onnx's reference. If a model does not contain the faulty
-nodes, and ONNX Runtime accepts the model, it runs on ONNX Runtime.
+describes. It runs models node by node with onnx's reference. A model without the faulty nodes runs
+on ONNX Runtime if ONNX Runtime accepts it.
 
 This module does not import onnxopt. The faults are therefore computed independently of onnxopt.
 """

@@ -28,7 +28,7 @@ Tensor: TypeAlias = npt.NDArray[Any]
 Operands: TypeAlias = Sequence[Tensor]
 Attributes: TypeAlias = Mapping[str, Any]
 Function: TypeAlias = Callable[[Operands, Attributes, int], Sequence[Tensor]]
-#: The suite of the rows whose cases have no published output.
+#: The suite of the rows that have no published output.
 CONFORMANCE = "conformance/"
 # The largest difference, in ulps, that may result from a few operations in double and a rounding to
 # the output's type.

@@ -8,8 +8,9 @@ prints these figures:
 
 - the processor time of a condition estimate. The unit is the time of one run of the unmodified
   ``onnx.reference.ReferenceEvaluator``, including its construction;
-- in the same unit, the processor time of the reference's part of ``onnxopt locate``: the values of
-  all nodes, an estimate of each node, an estimate of the model, and the contributions of the nodes;
+- in the same unit, the processor time of the reference's part of ``onnxopt locate``. The reference
+  computes the values of all nodes, an estimate of each node, an estimate of the model, and the
+  contributions of the nodes;
 - the memory that the estimate takes in addition to the loaded model (Linux only);
 - for comparison, the size of the model, plus twice the inputs and outputs of its largest node, plus
   300 MB.
@@ -55,7 +56,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--locate", action="store_true", help="also run onnxopt locate")
-    parser.add_argument("--only", default="", metavar="TEXT", help="models whose name has a text")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only models whose names contain TEXT"
+    )
     arguments = parser.parse_args()
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "
           f"Python {platform.python_version()}, onnx {onnx.__version__}")  # fmt: skip

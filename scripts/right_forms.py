@@ -7,11 +7,17 @@ The script writes cases of several sizes and distributions as ONNX test director
 backend ``Form0`` computes each operator by the first form of its list, ``Form1`` by the second, and
 so on. The script prints the rejected results, and exits with 1 if a result was rejected.
 
-The forms come from numerical libraries and textbooks. They include sums in several orders, one-pass
-and two-pass statistics, convolutions by Winograd's algorithm and by Fourier transforms, Fourier
-transforms by several algorithms, factorizations, identities of activations, and the forms of
-``kernel_forms.py``. All forms compute in float32: operands of 16 bits are converted first, and
-results are rounded at the end. ``FORMS`` has the forms of each operator.
+The forms come from numerical libraries and textbooks:
+
+- sums in several orders;
+- one-pass and two-pass statistics;
+- convolutions by Winograd's algorithm and by Fourier transforms;
+- Fourier transforms by several algorithms;
+- matrix factorizations, and identities of activations;
+- the forms of ``kernel_forms.py``.
+
+All forms compute in float32. Operands of 16 bits are converted first, and results are rounded at
+the end. ``FORMS`` has the forms of each operator.
 """
 
 from __future__ import annotations
@@ -466,7 +472,7 @@ def real_of(x: Array) -> Any:
 
 
 def by_sums(x: Array, float32_angles: bool = False) -> Array:
-    """Compute each output as a sum of products, which are added in sequence."""
+    """Compute each output as a sum of products; the products are added in sequence."""
     count = x.shape[-1]
     places = np.outer(np.arange(count), np.arange(count)) % count
     return in_order(x[..., None, :] * roots(count, real_of(x), float32_angles)[places])

@@ -1,7 +1,7 @@
 """The audit of a suite: which mutants it rejects, and whether it rejects reformulations.
 
-Every case whose model is a single node runs on every known mistake, every automatic mutant and
-every reformulation of its operator. Outputs are judged as in ``run``. The module
+Every case with a single node runs on every known mistake, every automatic mutant and every
+reformulation of its operator. Outputs are judged as in ``run``. The module
 :mod:`~onnxopt_cli.analysis.node_audit` audits operators without a formula.
 """
 

@@ -49,8 +49,8 @@ from onnxopt_cli.workers.cluster.sidecar import Handler
 
 # Largest number of bytes in the file of a shard.
 _MAX_SHARD_BYTES = 1 << 28
-#: An operator, a kind of implementation, and the name of an implementation, which is empty for the
-#: kind INCONCLUSIVE.
+#: An operator, a kind of implementation, and the name of an implementation. The name is empty for
+#: the kind INCONCLUSIVE.
 _OutcomeKey: TypeAlias = tuple[str, str, str]
 #: The arguments of a worker of a cluster: references to the cases of each operator, the settings by
 #: which outputs are judged, and whether the audit is thorough.
@@ -90,8 +90,8 @@ def outcomes(
     opener = f"{__name__}:open_audit"
     with closing(WorkerGroup(cluster, opener, (items, judging, thorough))) as workers:
         workers.ready()
-        # A worker gets tasks of as few operators as possible: for each of its operators, the worker
-        # must derive the error bounds of all cases, which takes long.
+        # A worker gets tasks of as few operators as possible. For each operator, the worker must
+        # derive the error bounds of all cases, and this takes long.
         answers = workers.spread(
             "outcomes",
             tasks,
@@ -133,7 +133,7 @@ def joined(
 
     Args:
         paths: files written by ``onnxopt audit --shard --json``, one for each shard.
-        trials: the cases, which must be those of the shards.
+        trials: the cases; they must be the same as in the shards.
         tasks: all tasks of the audit.
         node_trials: the cases of operators without a formula.
 

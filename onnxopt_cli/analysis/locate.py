@@ -444,7 +444,7 @@ class _Search:
         return results
 
     def _findings(self, results: Sequence[tuple[NodeRun, tuple[Result, ...]]]) -> Located:
-        """Return the nodes that are wrong, and those that cannot be judged."""
+        """Return the nodes that are wrong, and the nodes that cannot be judged."""
         wrong: dict[tuple[int, str], tuple[NodeRun, LocatedNode]] = {}
         not_judged: dict[tuple[int, str], NotJudged] = {}
         rows = {id(node_run): row for node_run, row in results}
@@ -689,7 +689,8 @@ class _Search:
 
         Args:
             key: the metadata key that requests the kind of result.
-            request: the model, whose metadata and node names are changed, and its inputs.
+            request: the model and its inputs. The metadata and the node names of the model are
+                changed.
         """
         oracle = self._plan.oracle.reference
         assert oracle is not None  # noqa: S101 - the plan has an oracle

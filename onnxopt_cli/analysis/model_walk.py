@@ -58,7 +58,7 @@ _MAX_READ_BYTES = 64 << 20
 _MAX_STORED_BYTES = 16 << 30
 # Domains of the operators whose nodes one request may compute together.
 _DOMAINS_TOGETHER = frozenset({"", "ai.onnx.ml"})
-# Bytes of memory of an element of a sequence or map, in addition to its data.
+# Bytes of memory that each element of a sequence or map takes in addition to its data.
 _ELEMENT_BYTES = 128
 _RANDOM = ("Random", "Bernoulli", "Multinomial", "Dropout")
 
@@ -371,7 +371,7 @@ class ModelWalk:
         return run
 
     def _computed(self, runs: Sequence[NodeRun]) -> Iterator[NodeRun]:
-        """Compute the nodes, which have no control flow, and yield those that are not Constant."""
+        """Compute nodes without control flow, and yield all of them except Constant nodes."""
         place = 0
         while place < len(runs):
             count = self._compute_together(runs[place : place + self._most_together])

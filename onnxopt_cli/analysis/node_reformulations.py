@@ -29,7 +29,7 @@ class NodeReformulation:
     """A correct implementation of an operator without a formula.
 
     Attributes:
-        name: identifies the reformulation among those of its operator.
+        name: identifies the reformulation among the reformulations of its operator.
         about: description in one sentence.
         form: computes the outputs of a node.
     """

@@ -239,7 +239,7 @@ def _run_mutant(
     variation: Variation,
     compute: Callable[[Variation, BoundNode], Sequence[Value]],
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs of a mutant and the kind of its failure, which is empty without one.
+    """Return the outputs of a mutant and the kind of its failure; see :func:`attempted`.
 
     The outputs are None if the mutant has no effect.
     """
@@ -363,7 +363,7 @@ def computing(
 
     def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
         evaluator = evaluators.get(id(model)) or ReferenceModel(model)
-        # A mutant may change its inputs, which later mutants also receive.
+        # A mutant may change its inputs. Each mutant gets a copy, because all have the same inputs.
         return evaluator.run({name: copied(value) for name, value in inputs.items()})
 
     return compute
@@ -375,7 +375,7 @@ def run_implementation(
     inputs: Mapping[str, Value],
     compute: Compute,
 ) -> tuple[Sequence[Value] | None, str]:
-    """Return the outputs of an implementation and the kind of its failure; see ``attempted``.
+    """Return the outputs of an implementation and the kind of its failure; see :func:`attempted`.
 
     The outputs are None if the implementation has no effect.
     """

@@ -359,7 +359,7 @@ def _with_type_of(random: Random, node: BoundNode, donor: BoundNode) -> BoundNod
 
 
 def _with_rank(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
-    """Change the number of axes of an input to that of the same input in another node.
+    """Give an input the number of axes that the same input has in another node.
 
     Usually, all inputs of the same shape change as well.
     """
@@ -424,7 +424,7 @@ def _toggled(random: Random, node: BoundNode, donors: Sequence[BoundNode]) -> Bo
 
 
 def _with_parameters(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
-    """Replace some attributes and short inputs of a node by those of another node."""
+    """Copy some attributes and short inputs from another node."""
     shared = range(1, min(len(node.names), len(donor.names)))
     places = [
         place

@@ -73,8 +73,9 @@ def _smallest_subset(
 ) -> list[NodeRun]:
     """Return the smallest connected subset of ``failing`` that fails.
 
-    All subsets are tried. A small subset may fail although no subset fails that has one node fewer
-    than ``failing``: a backend may fuse nodes only at the beginning or end of a model.
+    All subsets are tried. A small subset may fail although no subset with one node fewer than
+    ``failing`` fails. The reason is that a backend may fuse nodes only at the beginning or end of a
+    model.
     """
     if len(failing) > _MAX_ENUMERATED:
         return failing
@@ -88,7 +89,7 @@ def _smallest_subset(
 def _reduced(
     failing: Sequence[NodeRun], pieces: int, fails: Callable[[Sequence[NodeRun]], bool]
 ) -> tuple[list[NodeRun], bool] | None:
-    """Split the nodes into pieces, and return a connected part that fails; None if none does.
+    """Split the nodes into pieces, and return a connected part that fails; None if all pass.
 
     A part belongs either to one piece, or to all pieces but one. The second value states whether
     the part belongs to one piece.

@@ -212,7 +212,7 @@ def has_result(
     operands: dict[str, object] = {}
     for item, value in zip(operator.scalars, scalars, strict=True):
         number = value.reshape(()).astype(WIDEST_TYPE)[()]
-        # A rate may be NaN, which makes the result NaN in every order of operations.
+        # A rate may be NaN. The result is then NaN in every order of operations.
         operands[item.name] = WIDEST_TYPE.type(1) if np.isnan(number) else number
     for attribute in operator.attributes:
         setting = attributes.get(attribute.name, attribute.default)

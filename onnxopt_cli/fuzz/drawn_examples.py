@@ -336,9 +336,9 @@ class GraphExample:
     """A model of several nodes of operators with a formula, with primitive nodes between them.
 
     The primitive nodes do not round. Therefore, the error bound of one node's outputs is also the
-    error bound of the next node's inputs, and the error bounds of the model's outputs follow from
-    those of all nodes. For each output, a case file states the smallest rtol and atol that allow
-    the error bounds of all elements.
+    error bound of the next node's inputs. The error bounds of the model's outputs follow in this
+    way. For each output, a case file states the smallest rtol and atol that allow the error bounds
+    of all elements.
 
     Some values are not outputs of the model, because they cannot be judged:
 

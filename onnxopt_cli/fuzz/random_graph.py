@@ -1,4 +1,4 @@
-"""Random graphs of common ONNX operators, which reveal defects in optimizers and fusions.
+"""Random graphs of common ONNX operators. They reveal defects in optimizers and fusions.
 
 The operands of a node are mostly results of the latest nodes. Constants are often neutral elements,
 such as 0 for a sum. Some nodes are drawn in chains that runtimes fuse. Inputs contain ordinary
@@ -101,7 +101,7 @@ class RandomGraph:
         return whole_model(graph, [("", _OPSET)])
 
     def files(self, stem: str, about: str, source: str) -> dict[str, bytes]:
-        """Return the files of an ONNX test directory, whose name begins with ``test_``."""
+        """Return the files of an ONNX test directory. Its name begins with ``test_``."""
         problem = self.problem()
         problem.model.doc_string = "\n".join(filter(None, (about, source)))
         return {f"test_{stem}/{path}": data for path, data in directory_files(problem).items()}

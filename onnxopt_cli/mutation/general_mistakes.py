@@ -174,7 +174,7 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed correctly.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"Each {operator.tensors[0]} has its own {name}, but that of another one is used."
+        about = f"Each {operator.tensors[0]} has its own {name}, but another one's is used."
         yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
@@ -338,10 +338,10 @@ def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
     """Yield mistakes of reductions, which confuse tensors, elements or attributes."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
-        about = "A reduction over the elements of a tensor includes those of all other tensors."
+        about = "A reduction over one tensor includes the elements of all other tensors."
         yield Implementation("several tensors computed as one", about, compute=_joined)
     for name in (attribute.name for attribute in operator.attributes if attribute.each):
-        about = "The attribute has one number for each tensor, but that of another tensor is used."
+        about = "The attribute has one number for each tensor, but the wrong number is used."
         yield from _rows(about, partial(_numbers_of_other, name), _of_others(name))
     if carries:
         rows: Rows = {

@@ -25,7 +25,7 @@ from onnxopt_cli.operators.rewrite import rewrite
 
 @cache
 def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the operator's known mistakes; those in the operator's file come first.
+    """Return the operator's known mistakes. The mistakes in the operator's file come first.
 
     Generated mistakes that are equivalent to the formula or to an earlier mistake are omitted.
 

@@ -430,7 +430,7 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
      "The backward direction has the weights and biases of the forward direction.",
      _first_weights),
     (_RECURRENT, "reverse Y in the order of computation",
-     "If direction is reverse, Y begins with the last step, which is computed first.",
+     "If direction is reverse, Y begins with the last step, because it is computed first.",
      _reverse_as_computed),
     (("GRU",), "bias of the state outside the reset gate",
      "With linear_before_reset, the reset gate does not multiply the bias Rbh.",

@@ -1,8 +1,10 @@
 """Known mistakes of operators without a formula, for the explanation of failures.
 
-The known mistakes of an operator come from three sources: the mutants that follow from its schema,
-other mistakes that any operator may have, and mistakes that are listed for single operators. An
-example of a listed mistake is a wrong rounding, convention or order of gates.
+The known mistakes of an operator come from three sources:
+
+- mutants that follow from the operator's schema;
+- other mistakes that any operator may have;
+- mistakes that are listed for single operators, such as a wrong rounding or order of gates.
 """
 
 from __future__ import annotations

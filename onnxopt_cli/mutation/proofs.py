@@ -69,7 +69,7 @@ _COUNTS = frozenset({
     "ConstantOfShape.input", "Expand.shape", "HammingWindow.size", "HannWindow.size",
     "MaxUnpool.I", "MaxUnpool.output_shape", "TopK.K", "TopK.k",
 })  # fmt: skip
-# Inputs whose type or shape affects the result, but not their values.
+# Inputs whose values have no effect on the result. Only their type or shape has an effect.
 _UNREAD = frozenset({
     "CastLike.target_type", "EyeLike.input", "OptionalHasElement.input", "Shape.data", "Size.data",
 })  # fmt: skip
@@ -206,7 +206,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_VECTORS),
     ),
     Proof(
-        "The magnitude of an axis is at most the rank, which every integer type can represent.",
+        "Every integer type can represent an axis, because its magnitude is at most the rank.",
         re.compile(r"(\w+) in (float32|32 bits|8 bits)"),
         _input_among(frozenset({"axes", "axis"})),
     ),
@@ -222,7 +222,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_UNREAD),
     ),
     Proof(
-        "Every output is -1, 0 or 1, which every type can represent.",
+        "Every output is -1, 0 or 1, and every type can represent these numbers.",
         re.compile(r"(integer )?outputs in (16 bits|float32|8 bits)"),
         _named(*_SMALL_OUTPUTS),
     ),

@@ -335,5 +335,6 @@ TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
      "For perm [1, 2, 0], the first axis of the output is the last axis of the input.",
      _permutation_inverted),
     (("TopK",), "last of equal elements first",
-     "Of equal elements the one with the higher index comes first.", Computed(_topk_ties)),
+     "Among equal elements, the element with the highest index comes first.",
+     Computed(_topk_ties)),
 )  # fmt: skip

@@ -246,8 +246,8 @@ class Operator:
     tensor per group for the first name in ``tensors``, then for the second name, and so on.
     Likewise, the outputs are one tensor per group for each name in ``outputs``.
 
-    An output with the element type and shape of a scalar is *carried*: the node has one such
-    output, and its value for one group is the scalar for the next group.
+    An output with the element type and shape of a scalar is *carried* from group to group. The node
+    has one such output. Its value for one group is the scalar for the next group.
 
     Attributes:
         name: the node's op_type.

@@ -141,7 +141,7 @@ BIAS_CORRECTION = mistake_table(f"""
         seen in Keras; ONNX Runtime AdamW mode 1
         {CORRECTION} -> {RATE}
     bias correction at T != 0
-        For negative T, too, R is corrected.
+        R is also corrected for negative T.
         T > 0 -> T != 0
     bias correction from T = 2
         For T = 1, R is not corrected.
@@ -211,13 +211,13 @@ def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
             The rank of the threshold is n * percent / 100 instead of (n - 1) * percent / 100.
             {threshold} -> {of_rank(f"({size} * percent / 100)")}
         elements equal to the threshold pruned
-            Elements of magnitude equal to the threshold become zero, too.
+            Elements whose magnitude equals the threshold also become zero.
             {below} -> {magnitude} <= threshold
         signed values compared
             Elements are compared with their signs, so that every negative one becomes zero.
             {below} -> {tensor} < threshold
         largest elements pruned
-            Elements of magnitude above the threshold become zero instead of those below.
+            Elements above the threshold in magnitude become zero, instead of elements below it.
             {below} -> {magnitude} > threshold
         exactly floor(n * percent / 100) pruned
             Of equal magnitudes, those at lower positions become zero first.

@@ -39,9 +39,10 @@ class ConditionPath:
     Attributes:
         conditions: the parts.
         cost: the path with the smallest cost is reported.
-        disagreement: how badly the conditions predict which elements of failing samples are wrong:
-            the share of wrong elements that do not meet them, plus the share of right elements
-            among those that do, averaged over the samples.
+        disagreement: how badly the conditions predict which elements are wrong. For each failing
+            sample, two shares are added: the share of wrong elements that do not meet the
+            conditions, and the share of right elements among the elements that meet them. The
+            disagreement is the mean of these sums.
         reach: number of failing samples that the path explains.
     """
 
@@ -173,9 +174,9 @@ class ConditionFitting:
     def _ranked(
         self, with_reach: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
     ) -> list[ConditionPath]:
-        """Return the paths in the order of their costs, which include the disagreement.
+        """Return the paths in the order of their costs. The disagreement is a part of the cost.
 
-        Of all paths, only those with the simplest conditions are considered.
+        Only the paths with the simplest conditions are considered.
         """
         plain = sorted(with_reach, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
         if self._partial and plain:

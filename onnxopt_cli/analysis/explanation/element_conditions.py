@@ -473,8 +473,7 @@ class ElementConditions:
     def is_confirmed(self, condition: ElementCondition) -> bool:
         """Return whether all nodes agree with a condition, and independent nodes confirm it.
 
-        Other nodes are changed copies of failing nodes, which may agree with a condition by
-        accident.
+        Other nodes are changed copies of failing nodes, and may agree with a condition by accident.
         """
         self.add_limits(condition)
         independent = [

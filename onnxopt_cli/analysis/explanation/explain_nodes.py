@@ -310,7 +310,7 @@ def _sample(result: Result, case: Case | None, outcome: Outcome) -> NodeSample |
 def _has_outputs(sample: NodeSample, submit: SubmitNode | None, *, is_at_limit: bool) -> bool:
     """Return whether the outputs of a failing node are known, or can be obtained by a second run.
 
-    Outputs that are large or not tensors were not kept.
+    Large outputs and outputs that are not tensors were not kept.
 
     Args:
         sample: the node.

@@ -1,8 +1,8 @@
 """Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
 
 :mod:`~onnxopt_cli.analysis.explanation.explain` finds known mistakes that agree with the cases of a
-run. This module submits generated inputs to the backend, which may contradict a known mistake. For
-failing cases that no known mistake reproduces, the module tries these causes in order:
+run. This module submits generated inputs to the backend. The results may contradict a known
+mistake. For failing cases that no known mistake reproduces, the module tries these causes in order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.
@@ -83,8 +83,8 @@ DRAWN_FOR_CHANGE = 500
 #: Before the condition of a mistake is sought, the mistake is tested on NEAR_INPUTS changed inputs
 #: of failing cases.
 NEAR_INPUTS = 16
-#: The search for the condition of a mistake ends if too many wrong outputs differ from the outputs
-#: of the mistake: more than MIN_CONTRADICTING + MAX_RIGHT_SHARE * n of n outputs.
+#: The search for the condition of a mistake ends if too many of n wrong outputs differ from the
+#: outputs of the mistake. The limit is MIN_CONTRADICTING + MAX_RIGHT_SHARE * n.
 MIN_CONTRADICTING = 3
 #: Largest number of known mistakes for which a condition is sought.
 MAX_RESTRICTED = 4

@@ -45,7 +45,7 @@ MAX_COUNT = 1 << 62
 MAX_EXPONENT = 300
 #: The number of digits of a limit in a condition: enough digits to distinguish all float32 values.
 LIMIT_DIGITS = 9
-# An upper limit of the magnitude of elements of all integer types.
+# No element of an integer type has a larger magnitude.
 _LARGEST_INTEGER = 1 << 64
 #: Cost of a condition on an expected output; a condition on an input is preferred.
 EXPECTED_COST = 1.35

@@ -294,7 +294,7 @@ def _narrow(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _values(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw ordinary values, scale those of an operand, or insert a special value."""
+    """Draw ordinary values, scale the values of an operand, or insert a special value."""
     names, nonnegative = call.operator.tensors, nonnegative_tensors(call.operator)
     way = random.choice(("draw all", "draw", "scale", "fill", "insert"))
     operand, position = random.randrange(len(names)), random.random()

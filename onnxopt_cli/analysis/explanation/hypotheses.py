@@ -149,9 +149,9 @@ class Hypothesis:
     def differs(self, sample: NodeSample) -> bool:
         """Return whether the wrong outputs of a failing node differ from those of the mistake.
 
-        A truth value has only one wrong value, which every mistake with an effect on it yields.
-        Therefore, if all outputs are truth values, a failing node also counts as different if the
-        mistake has no effect on it.
+        A truth value has only one wrong value, so every mistake with an effect on it yields the
+        same value. Therefore, if all outputs are truth values, a failing node also counts as
+        different if the mistake has no effect on it.
         """
         if self.mistake is None or not sample.failed or not self.meets(sample):
             return False

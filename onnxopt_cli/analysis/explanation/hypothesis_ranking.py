@@ -32,7 +32,8 @@ _CASE_COST = 0.4
 _NODE_COST = 0.1
 # Largest total cost of failing cases and nodes that a hypothesis does not explain.
 _MAX_LEFT_COST = 4.0
-# Additional cost of an earlier version of the operator, which differs in more than one way.
+# Additional cost of the mistake "computed as in an earlier version", because versions differ in
+# several ways.
 _VERSION_COST = 0.5
 # Cost of each part of a condition after the first.
 _PART_COST = 0.5
@@ -298,9 +299,11 @@ class _Table:
             shown: for each condition, the nodes that contradict it.
 
         Returns:
-            Three arrays, for each pair of a condition and a trait: whether the nodes agree with the
-            combination, the cost of the failures that it does not explain, and the cost of the
-            nodes that contradict it.
+            Three arrays with an entry for each pair of a condition and a trait:
+
+            - whether the nodes agree with the combination;
+            - the cost of the failures that the combination does not explain;
+            - the cost of the nodes that contradict the combination.
         """
         cases = self._cases
         against_cases = (shown * cases) @ masks.against.T

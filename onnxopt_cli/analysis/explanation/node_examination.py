@@ -96,7 +96,7 @@ class NodeExamination:
         limit: the limit of the search.
 
     Attributes:
-        samples: the known nodes: those of the cases, then generated nodes.
+        samples: the known nodes: first the nodes of the cases, then generated nodes.
         submit: as for the arguments.
         end: the totals of evaluations and seconds at which the search must end.
         mistakes: the mistakes that reproduce failing cases or show the effect of a parameter.

@@ -73,7 +73,7 @@ _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
 _DEFAULT_COST = 0.15
 # Cost of each value of a list that a trait states.
 _ITEM_COST = 0.2
-# Additional cost of traits of the right output, which follow from traits of the inputs.
+# Additional cost of traits of the right output, because they follow from traits of the inputs.
 _OUTPUT_COST = 0.12
 # The floating-point types that NumPy itself defines. Another package defines bfloat16.
 _NUMPY_FLOATS = frozenset({np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)})

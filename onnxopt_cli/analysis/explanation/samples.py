@@ -141,7 +141,7 @@ def sample(
         replaced = np.stack([replace(new, old) for replace in _REPLACEMENTS.values()])
         shows = judged.wrong(replaced)
         finite = np.isfinite(new)
-        # A fault may return 0 by multiplying by 0, which does not yield 0 for NaN and infinity.
+        # A fault may return 0 by multiplying by 0. For NaN and infinity, the product is not 0.
         shows[0] &= finite
         single, everywhere = _single(judged), np.ones(finite.shape, bool)
         classes = np.stack([~finite, shows[0] & shows[1], shows[0], finite, everywhere])

@@ -106,7 +106,7 @@ KNOWN_MISTAKES = (
         seen in onnx2fx
         1 + T * decay_factor -> 1 + np.float32(T * decay_factor)
     decay without T
-        R is divided by 1 + decay_factor, whatever T is.
+        R is divided by 1 + decay_factor for every T.
         T * decay_factor -> decay_factor
     decay multiplied
         R is multiplied by 1 + T * decay_factor instead of divided.
@@ -127,7 +127,7 @@ KNOWN_MISTAKES = (
         R is divided by the root of 1 + T * decay_factor.
         {_RATE} -> R / np.sqrt(1 + T * decay_factor)
     decay of H
-        The old H is divided by 1 + T * decay_factor, too.
+        The old H is also divided by 1 + T * decay_factor.
         H + {_SQUARE} -> H / (1 + T * decay_factor) + {_SQUARE}
     H sums magnitudes
         The magnitude of the gradient is added to H instead of its square.
@@ -164,7 +164,7 @@ KNOWN_MISTAKES = (
         norm_coefficient * X + G -> G
         return X_new, H_new -> return (1 - norm_coefficient) * X_new, H_new
     shapes broadcast by NumPy
-        Outputs have the types of their tensors, but shapes that are broadcast with R and T.
+        Outputs have the types of their tensors, but their shapes are broadcast with R and T.
         seen in onnx.reference
     """),
     *ROOT_AND_EPSILON,

@@ -85,7 +85,7 @@ KNOWN_MISTAKES = (
         {ROOT} -> np.sqrt(H_new / np.where(T > 0, 1 - beta**T, 1)) + epsilon
         {CORRECTION} -> R / {_OF_V}
     epsilon added after bias correction with the exponent T + 1
-        Both moments are corrected with T + 1, also for T <= 0, and epsilon is added afterwards.
+        Both moments are corrected with T + 1, even for T <= 0, and epsilon is added afterwards.
         seen in optax, T being its count before the step
         {ROOT} -> np.sqrt(H_new) + epsilon * np.sqrt(1 - beta ** (T + 1))
         {CORRECTION} -> R * np.sqrt(1 - beta ** (T + 1)) / (1 - alpha ** (T + 1))
@@ -197,11 +197,11 @@ KNOWN_MISTAKES = (
         X_new is multiplied by 1 - r * norm_coefficient_post, r being the bias-corrected rate.
         1 - norm_coefficient_post -> 1 - R_adjusted * norm_coefficient_post
     X_new returned in double for T > 0
-        For T > 0, powers with the integer array T make X_new double, whatever the type of X.
+        For T > 0, powers with the integer array T make X_new double, even if X has another type.
         seen in onnx.reference
     several tensors returned in float32
-        The outputs of a node with several tensors are float32; those of one tensor keep its \
-            type.
+        If a node has several tensors, its outputs are float32; the outputs of a single tensor \
+            keep its type.
         seen in onnx.reference
     attributes combined in float32
         1 - alpha, 1 - beta and 1 - norm_coefficient_post are rounded to float32.
@@ -211,8 +211,8 @@ KNOWN_MISTAKES = (
             included.
         seen in onnx.reference
     shapes broadcast by NumPy, several tensors in float32
-        Outputs have the shapes that NumPy derives from all operands; those of several tensors \
-            are float32, those of one tensor have NumPy's type.
+        Outputs have the shapes that NumPy derives from all operands; they are float32 for \
+            several tensors, and have NumPy's type for a single tensor.
         seen in onnx.reference
     """),
     *BIAS_CORRECTION,
@@ -224,8 +224,8 @@ KNOWN_MISTAKES = (
 # compared with V. The rounding error of G - V is relative to V, so it may hide alpha * V and G.
 _SLOW = "1 - alpha <= alpha / 2 and 1 - beta <= beta / 2"
 # A condition that excludes values of norm_coefficient_post near 1. For such values, the difference
-# X_new - norm_coefficient_post * X_new is small, but has a rounding error as large as that of
-# X_new.
+# X_new - norm_coefficient_post * X_new is much smaller than X_new, but its rounding error is as
+# large as that of X_new.
 _SUBTRACTS = "abs(1 - norm_coefficient_post) >= 0.5"
 # A condition on the attributes. If it does not hold, a division by zero may make X_new infinite.
 # Then the difference of two infinities is NaN.

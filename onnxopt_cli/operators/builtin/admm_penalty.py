@@ -95,7 +95,7 @@ KNOWN_MISTAKES = mistake_table(f"""
         Only the penalty is returned.
         loss + {_SCALED} -> {_SCALED}
     loss multiplied by rho / 2
-        rho / 2 multiplies the loss, too, not only the sum of the squares.
+        rho / 2 multiplies the loss as well as the sum of the squares.
         loss + {_SCALED} -> rho / 2 * (loss + {_SQUARED})
     unscaled dual variable
         U is treated as the unscaled multiplier, whose product with W - Z is added.

@@ -64,7 +64,7 @@ _MASK = "mask = np.where(np.abs(W) < threshold, 0, 1)"
 KNOWN_MISTAKES = (
     *mistake_table(f"""
     mask of nonzero elements
-        The mask is 0 for elements that are zero but not pruned, too.
+        The mask is also 0 for elements that are zero but not pruned.
         {_MASK} -> mask = np.where(W_new == 0, 0, 1)
     mask of elements at or above the threshold
         If W contains NaN, the mask is 0 everywhere, although no element is pruned.

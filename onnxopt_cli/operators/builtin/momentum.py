@@ -79,16 +79,16 @@ KNOWN_MISTAKES = (
         seen in PyTorch SGD
         {_BETA} -> np.where(T > 0, 1 if mode == 'nesterov' else beta, 1)
     beta at every T
-        The gradient is weighted by beta for T <= 0, too.
+        The gradient is also weighted by beta for T <= 0.
         {_BETA} -> beta
     beta from T = 2
-        For T = 1, too, the gradient is not weighted by beta.
+        The gradient is not weighted by beta for T = 1 either.
         T > 0 -> T > 1
     beta at T >= 0
-        The gradient is weighted by beta for T = 0, too.
+        The gradient is also weighted by beta for T = 0.
         T > 0 -> T >= 0
     beta at T != 0
-        The gradient is weighted by beta for negative T, too.
+        The gradient is also weighted by beta for negative T.
         T > 0 -> T != 0
     beta at T <= 0 only
         The gradient is weighted by beta for T <= 0 instead of for T > 0.
@@ -97,7 +97,7 @@ KNOWN_MISTAKES = (
         beta multiplies V, except for T <= 0, and alpha multiplies the gradient.
         {_V_NEW} -> beta_adjusted * V + alpha * G_regularized
     beta weighs the sum
-        beta multiplies the whole sum, alpha * V + gradient, not only the gradient.
+        beta multiplies the whole sum, alpha * V + gradient, instead of only the gradient.
         {_V_NEW} -> beta_adjusted * (alpha * V + G_regularized)
     beta to the power of T
         The gradient is weighted by beta^T instead of beta.
@@ -140,7 +140,7 @@ KNOWN_MISTAKES = (
         The Nesterov step uses V_new without the factor alpha.
         {_NESTEROV} -> G_regularized + V_new
     Nesterov with beta on the gradient
-        In the Nesterov step, too, the gradient is weighted by beta.
+        The gradient is also weighted by beta in the Nesterov step.
         {_NESTEROV} -> beta_adjusted * G_regularized + alpha * V_new
     Nesterov with beta on V
         In the Nesterov step, V_new is multiplied by beta instead of alpha.
