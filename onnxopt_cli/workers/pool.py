@@ -143,7 +143,7 @@ class Pool:
         """Queue a request.
 
         Returns:
-            A function that waits for the response, or returns the reason why it is missing.
+            A function that waits for the response and returns it, or the reason why it is missing.
         """
         job = Job(request)
         self._queue.append(job)

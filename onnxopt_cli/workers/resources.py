@@ -261,7 +261,8 @@ class LeakCheck:
         files: dict[FileKey, int] = {}
         for process in (self._worker, *child_processes):
             files |= memory_files(process)
-        # Files in memory may be unmapped, and the growing process may be a child process.
+        # The usage of the worker includes neither its child processes nor files in memory that it
+        # has not mapped.
         held["memory"] += sum(map(resident, child_processes))
         held["memory"] += sum(size for key, size in files.items() if key not in self._foreign_files)
         return {**held, "child processes": len(child_processes)}

@@ -171,9 +171,9 @@ def _fork_supervisor(runner: int, channel: int, folder: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     become_subreaper()
-    # From this point, the kernel sends SIGCONT when the runner ends. The signal stays pending, so
-    # that everything that is created from here on is also removed. SIGCONT also wakes a supervisor
-    # that the backend has stopped.
+    # From this point, the kernel sends SIGCONT when the runner ends. The blocked signal stays
+    # pending until _supervise() waits for it, so that everything that is created from here on is
+    # removed. SIGCONT also wakes a supervisor that the backend has stopped.
     end_with(runner, signal.SIGCONT)
     lock = enter_folder(folder)
     has_namespace = not visible() and begin_pid_namespace()
