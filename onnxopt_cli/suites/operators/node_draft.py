@@ -314,8 +314,10 @@ def elements(
     - ``limits``: plain elements, zeros of both signs, and the limits of the type; ``special``: the
       elements of ``limits``, NaN and infinities.
 
-    The styles of integers are ``plain`` and ``halves`` (small numbers), ``negative``, and ``wide``,
-    ``special`` and ``limits`` (small numbers and the limits of the type).
+    The styles of integers:
+
+    - ``plain`` and ``halves``: small numbers; ``negative``: negative numbers;
+    - ``wide``, ``special`` and ``limits``: small numbers and the limits of the type.
     """
     count = prod(shape)
     name = dtype_name(dtype)

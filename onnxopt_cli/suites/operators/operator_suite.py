@@ -67,8 +67,8 @@ def operator_cases(stem: str = "", open_progress: OpenProgress = hide_progress) 
     """Return the cases of the suite.
 
     Args:
-        stem: the stem of an operator's file, its name in lower case; if no operator has the stem,
-            the cases of all operators are returned.
+        stem: the stem of an operator's file, which is the operator's name in lower case. If no
+            operator has the stem, the cases of all operators are returned.
         open_progress: opens a progress display.
     """
     selected = selected_seeds()

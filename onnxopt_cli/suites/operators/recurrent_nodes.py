@@ -70,8 +70,9 @@ def _recurrent(draft: NodeDraft, *, operator: str) -> None:
     if operator == "LSTM" and draft.maybe(4):
         draft.set("input_forget", 1)
 
-    # Weights are small if the node has clip or unusual activations, because unbounded activations
-    # overflow, and neither clip nor Relu is specified for NaN.
+    # If the node has clip or unusual activations, the weights are small. With large weights,
+    # unbounded activations could overflow and lead to NaN, for which neither clip nor Relu is
+    # specified.
     is_usual = draft.attributes.keys().isdisjoint(("clip", "activations"))
 
     def weights(*shape: int) -> np.ndarray:

@@ -501,8 +501,8 @@ class _Worker:
         sidecar: its sidecar.
         loss: set to the reason once the worker is lost.
         files: paths of the files that the worker has.
-        heartbeat: two times: that of the last heartbeat, by the scheduler's clock, and that of its
-            first observation, by the clock of this process.
+        heartbeat: the time of the last heartbeat by the scheduler's clock, and the time at which
+            this process first saw this heartbeat, by its own clock.
         is_ready: whether the worker has opened the backends and agrees with the other workers.
         refusal: the reason why the worker is not used; None if it is used.
     """

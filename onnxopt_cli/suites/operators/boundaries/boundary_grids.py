@@ -25,10 +25,10 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 from onnxopt_cli.suites.operators.elementwise_nodes import UNARY
 from onnxopt_cli.suites.operators.node_draft import FLOATS, NodeDraft, Shape
 
-#: A length that exceeds the length of a vector register, but is not one of its multiples.
+#: A length that exceeds the length of a vector register, but is not a multiple of it.
 _LONG_AXIS = 67
-#: A length that exceeds the length of the blocks in which rows are reduced, but is not one of its
-#: multiples.
+#: A length that exceeds the length of the blocks in which rows are reduced, but is not a multiple
+#: of it.
 _LONGER_AXIS = 1031
 
 
