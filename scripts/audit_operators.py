@@ -42,7 +42,7 @@ from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
 #: The script lists the operators with a lower mutation score.
 LEAST_SHARE = 0.9
-#: The script lists the operators with a larger share of mutants that count as equivalent.
+#: The script lists each operator with a larger share of mutants that count as equivalent.
 MOST_EQUIVALENT = 0.1
 
 

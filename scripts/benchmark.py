@@ -33,7 +33,8 @@ ONNXOPT = [PYTHON, "-m", "onnxopt_cli"]
 # explain failures.
 WITHOUT_EXPLANATIONS = ["-q", "--no-explain", "-b", "onnxruntime"]
 LIKE_ONNX_RUNNER = [*WITHOUT_EXPLANATIONS, "--tolerance", "onnx"]
-# The unit of time for commands without a counterpart: additions of small NumPy arrays.
+# If no other program does the same as a command, the command is compared with additions of small
+# NumPy arrays.
 ADD = "import numpy\nx = numpy.ones(4)\nfor _ in range(1_000_000):\n    x = x + 1"
 ADDITIONS = [PYTHON, "-c", ADD]
 

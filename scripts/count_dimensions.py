@@ -55,7 +55,8 @@ def _is_special(case: CaseTemplate) -> bool:
     return not case.rejects and any(not np.isfinite(tensor).all() for tensor in tensors)
 
 
-#: Functions that return whether a case covers a dimension, by the dimension's name in the table.
+#: The dimensions by their names in the table. A function returns whether a case covers the
+#: dimension.
 DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
     "names, orders and initializers of the graph": lambda case: case.wiring is not PLAIN_WIRING,
     "one value for two inputs": lambda case: any(

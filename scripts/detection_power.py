@@ -14,9 +14,9 @@ these figures:
   their output. Smaller elements may result from terms that cancel;
 - the ratio "tolerance / error". The error is the largest error of a right implementation in
   float32, among the elements in which 1e-5 is not detected;
-- the share "without margin": the share of all elements with a detected error if the tolerances had
-  no margin. All tolerances of the operator are divided by the same factor, so that the largest
-  error of a right implementation reaches its tolerance;
+- the share "without margin": the share of all elements in which the error would be detected if the
+  tolerances had no margin. For this figure, all tolerances of the operator are divided by one
+  factor, such that the largest error of a right implementation equals its tolerance;
 - the share "inexact": the elements in which a right implementation itself has a relative error of
   more than 1e-5.
 

@@ -18,7 +18,7 @@ PRUNING_DOMAIN = "onnxopt.pruning"
 OPSETS = {"": 17, TRAINING_DOMAIN: 1, PRUNING_DOMAIN: 1}
 IR_VERSION = 8
 
-#: Numbers of pixels, of units in each of the two hidden layers, and of classes.
+#: The numbers of pixels, of units in the first and second hidden layer, and of classes.
 SIZES = (64, 48, 24, 10)
 LAYERS = tuple(range(1, len(SIZES)))
 WEIGHTS = tuple(f"W{layer}" for layer in LAYERS)

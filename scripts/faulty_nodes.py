@@ -753,7 +753,7 @@ def exceeds_rounding(right: Array, wrong: Array, exact: Array, roundings: Sequen
 
 
 def is_visible(step: Step, wrong: Sequence[Array], compute: Compute) -> bool:
-    """Return whether wrong outputs of a node differ from the right outputs beyond rounding."""
+    """Return whether the wrong outputs of a node differ from the right ones beyond rounding."""
     generator = np.random.default_rng(0)
     operands = [*map(widened, step.operands)]
     exact = compute(step.node, operands)
@@ -791,7 +791,7 @@ class ChainVisibility:
             return [rounded_at_random(value, generator) for value in outputs]
 
         self._exact = self._run(self._wide)
-        # The operands of a fault have the roundings of a run in the model's own types.
+        # A fault runs on operands with the roundings of the model's own types.
         self._roundings = [
             interpret(graph, dict(inputs), compute, []),
             *[self._run(rounded) for _ in range(ROUNDING_RUNS)],

@@ -132,7 +132,7 @@ def _pooled(reduce: Callable[[list[float], int, Attributes], float]) -> Function
 def _windows(
     attributes: Attributes, axis: int, length: int, extent: int, stride: int
 ) -> tuple[int, int, int]:
-    """Return the padding before and after an axis, and the number of windows along it."""
+    """Return the padding before and after an axis, and the number of windows along the axis."""
     automatic = attributes.get("auto_pad", "NOTSET")
     if automatic.startswith("SAME"):
         count = -(-length // stride)
@@ -435,7 +435,7 @@ def batch_normalization(
 
 
 def slice_(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Slice the first axes with steps of 1, or one axis backward from a position within it."""
+    """Slice the first axes with steps of 1, or slice one axis backward from an inner position."""
     del attributes, version
     source, starts, ends, *further = operands
     if further:
@@ -464,7 +464,7 @@ def cosine_window(first: float, second: float, third: float = 0.0) -> Function:
 
 
 def shrink(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Move elements beyond lambd toward zero by the bias, and replace all others by zero."""
+    """Move elements with a magnitude over lambd toward zero by the bias; set all others to zero."""
     del version
     source, limit, bias = _exact(operands[0]), attributes["lambd"], attributes["bias"]
     return [np.where(source < -limit, source + bias, np.where(source > limit, source - bias, 0))]

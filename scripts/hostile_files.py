@@ -1,4 +1,4 @@
-"""Handwritten hostile case files and ONNX test directories, which are also seeds of the fuzzer."""
+"""Handwritten hostile case files and ONNX test directories. They are also seeds of the fuzzer."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python scripts/locate_public_models.py [-b BACKEND] [FOLDER]
 
-The packages are downloaded from the package index and unpacked into FOLDER, a temporary folder by
-default. For each model, the script prints the outcome of ``run``, the wrong nodes, the nodes that
-are not judged, and the time.
+The packages are downloaded from the package index and unpacked into FOLDER, which is a temporary
+folder by default. For each model, the script prints the outcome of ``run``, the wrong nodes, the
+nodes that are not judged, and the time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = {
     "det_infer": ["p2o.DynamicDimension.1=160", "p2o.DynamicDimension.2=160"],
     "sequence": ["sequence_length=3"],
 }
-# Shapes of the inputs of the speech models: 576 samples at a sampling rate of 16 kHz, and a state.
+# Shapes of the inputs of the speech models: 576 samples, a state, and the sampling rate (16 kHz).
 SPEECH = {"input": (1, 576), "state": (2, 1, 128), "sr": ()}
 SAMPLING_RATE = 16000
 

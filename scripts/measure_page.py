@@ -19,8 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# The page waits for two frames, because the second frame begins after the first frame has been
-# drawn.
+# The script waits for two frames: when the second frame begins, the first frame has been drawn.
 WAIT_FOR_FRAME = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 OPEN_SCRIPT = """(async () => {
   if (document.readyState !== "complete") await new Promise(done => addEventListener("load", done));

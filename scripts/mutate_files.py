@@ -149,7 +149,7 @@ def _messages_in(message: Message) -> list[Message]:
 
 
 def _change_field(message: Message, generator: random.Random) -> None:
-    """Set, extend or clear one field of a message, even if the field is not set."""
+    """Set, extend or clear one field of a message. The field need not be set before."""
     field = generator.choice(message.DESCRIPTOR.fields)
     value: Any = getattr(message, field.name)
     if field.message_type is None:

@@ -2,8 +2,8 @@
 
     python scripts/tolerance_example.py
 
-The script calls Adagrad's formula with operands that carry an error bound, and prints the
-intermediate values of the formula.
+The script calls Adagrad's formula with operands that have error bounds, and prints the intermediate
+values of the formula.
 """
 
 from __future__ import annotations

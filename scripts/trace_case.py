@@ -49,8 +49,8 @@ def module_changes() -> list[tuple[str, str, str]]:
         if event != "call" or not (callee := module_of(frame)):
             return
         caller_frame = frame.f_back
-        # A call through a library such as click counts as a call from the last module of the
-        # package.
+        # If a library such as click calls the function, the caller is the last module of the
+        # package on the stack.
         while caller_frame is not None and not module_of(caller_frame):
             caller_frame = caller_frame.f_back
         caller = module_of(caller_frame) if caller_frame else ""

@@ -108,7 +108,7 @@ def load_images() -> tuple[Images, Images]:
 
 
 class PreparedModel:
-    """A model prepared once on a backend, and lowered if the backend lacks an operator."""
+    """A model that is prepared once on a backend, and lowered if the backend lacks an operator."""
 
     def __init__(self, backend: Backend, model: onnx.ModelProto) -> None:
         self._inputs = [value.name for value in model.graph.input]

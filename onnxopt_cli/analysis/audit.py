@@ -367,13 +367,13 @@ def audit(
 def _all_tasks(
     operators: Iterable[Operator], node_trials: Mapping[str, Sequence[NodeTrial]]
 ) -> list[Task]:
-    """Return the tasks of operators with a formula, then those of operators without one."""
+    """Return all tasks: first of operators with a formula, then of operators without one."""
     tasks: list[Task] = []
     for operator in operators:
         for kind, implementations in KINDS.items():
             indices = range(len(implementations(operator)))
             tasks += [(operator.name, kind, index) for index in indices]
-        # The task INCONCLUSIVE is last, because it needs error bounds that the other tasks derive.
+        # The task INCONCLUSIVE comes last, because it reuses error bounds from the other tasks.
         tasks.append((operator.name, INCONCLUSIVE, 0))
     for name, trials in node_trials.items():
         for kind in KINDS:
@@ -470,6 +470,6 @@ def _operator(name: str) -> Operator:
     return next(operator for operator in registry().operators if operator.name == name)
 
 
-#: For each kind of implementation, the function that returns the implementations of an operator.
+#: Functions that return the implementations of an operator, by the kind of implementation.
 #: The kinds are names of fields of :class:`MutationScore`.
 KINDS = {"named": known_mistakes, "automatic": mutants, "right": reformulations}

@@ -52,8 +52,8 @@ _MAX_SHARD_BYTES = 1 << 28
 #: An operator, a kind of implementation, and the name of an implementation. The name is empty for
 #: the kind INCONCLUSIVE.
 _OutcomeKey: TypeAlias = tuple[str, str, str]
-#: The arguments of a worker of a cluster: references to the cases of each operator, the settings by
-#: which outputs are judged, and whether the audit is thorough.
+#: The arguments of a cluster's worker: references to the cases of each operator, the judging
+#: settings, and whether the audit is thorough.
 _WorkerArguments: TypeAlias = tuple[Mapping[str, Sequence[tuple[str, str]]], Judging, bool]
 
 

@@ -100,8 +100,8 @@ class LocatedNode:
         node: its name.
         operator: its operator.
         output: the output with the largest error.
-        error_over_tolerance: the largest error as a multiple of its tolerance; infinite if no error
-            is allowed; None if an output is missing or has another structure.
+        error_over_tolerance: the largest error / tolerance; infinite if no error is allowed; None
+            if an output is missing or has a wrong structure.
         cause: the wrong elements, and a known mistake that reproduces them.
         backend: the backend.
         problem: the case that reproduces the failure; None if a limit on the number or the memory
@@ -616,7 +616,7 @@ class _Search:
         )
 
     def _wrong_again(self, executor: Executor, node_run: NodeRun) -> Iterator[LocatedNode]:
-        """Run a node again that was right in its first run, and yield the node if it is wrong."""
+        """Rerun a node that was right in its first run, and yield the node if it is wrong now."""
         result = self._result_together(executor, [node_run])
         if result.outcome is Outcome.FAIL:
             finding = self._wrong_node(node_run, result)
@@ -772,7 +772,7 @@ class _Counted:
 
 
 def _reason(result: Result) -> str:
-    """Return why a result does not judge its node; empty if the result judges the node."""
+    """Return why a result is no verdict on its node; empty if it is a verdict."""
     if result.outcome in _RIGHT:
         elements = sum(diff.elements for diff in result.diffs)
         inconclusive = sum(diff.inconclusive for diff in result.diffs)
@@ -808,7 +808,7 @@ def _without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _inferred_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Return the types of values of a graph as far as they are declared or inferred."""
+    """Return the types of the values of a graph that are declared or can be inferred."""
     with suppress(OnnxRefusal):
         model = infer_shapes(model)
     graph = model.graph

@@ -69,7 +69,7 @@ class Tensor:
 
     Attributes:
         key: its key in the store, unique in the whole model.
-        constant: whether it depends on no input of the model.
+        constant: whether it does not depend on any input of the model.
     """
 
     key: str
@@ -188,7 +188,7 @@ class NodeRun:
         node: the node; the names of its inputs and outputs are the keys of the values.
         label: its name in its graph, as :func:`node_labels` returns it.
         name: the label, preceded by the names of the control flow nodes that contain the node.
-        constants: the keys of those inputs that depend on no input of the model.
+        constants: the keys of the node's inputs that do not depend on an input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
         missing: the reason why the reference did not compute the outputs; empty if it did. If the
@@ -385,7 +385,7 @@ class ModelWalk:
             place += count
 
     def _compute_together(self, runs: Sequence[NodeRun]) -> int:
-        """Compute some of the first nodes by one request, and return their number."""
+        """Compute as many of the first nodes as possible with one request; return their number."""
         together: list[NodeRun] = []
         known: set[str] = set()
         read_bytes = 0
@@ -560,7 +560,7 @@ class ModelWalk:
     ) -> tuple[onnx.ModelProto, dict[str, Value]]:
         """Return a model of some nodes, and the values of its inputs.
 
-        Values that depend on no input of the model become initializers.
+        Values that do not depend on an input of the model become initializers.
 
         Args:
             runs: the nodes, in order.

@@ -201,7 +201,10 @@ def find_node_trials(
 def _submitted(
     case: Case, oracles: Oracles, names: frozenset[str]
 ) -> Iterator[Callable[[], NodeTrial | Fault | None]]:
-    """Submit a case to the reference oracle; yield a function that waits and returns its trial."""
+    """Submit a case to the reference oracle, and yield a function that returns the trial.
+
+    The function waits for the oracle. Nothing is yielded for a case that is skipped.
+    """
     if case.operators and all(map(registry().named, case.operators)):
         return
     try:
@@ -566,7 +569,7 @@ def _ratio(trial: NodeTrial, outputs: Sequence[Value] | None, failure: str) -> f
 def _accepts_reference(
     trials: Sequence[NodeTrial], evaluators: Mapping[int, ReferenceModel], index: int
 ) -> bool:
-    """Return whether a trial accepts the outputs of onnx's reference in the model's own types."""
+    """Return whether a trial accepts the reference's outputs in the types of the model."""
     trial, compute = trials[index], computing(evaluators, {})
     outputs, failure = attempted(partial(compute, trial.model, trial.inputs))
     return not failure and _ratio(trial, outputs, failure) <= 1

@@ -35,7 +35,7 @@ from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
 # Names of inputs that must be finite and positive.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
-# Inputs that must not be negative, by operator and name, or by name alone.
+# Inputs that must not be negative, by operator and name or only by name.
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 #: The numbers from which the number of changes of a variation is drawn.
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
@@ -49,7 +49,7 @@ _FIRST_SEED = 1 << 40
 # The operator's generator draws one in every _GENERATED_PERIOD nodes. The other nodes are changed
 # copies of given nodes.
 _GENERATED_PERIOD = 3
-# The number of consecutive attempts without a valid node after which the search for nodes ends.
+# The search for nodes ends after this number of consecutive attempts without a valid node.
 _MAX_FAILED_ATTEMPTS = 600
 # After _SINGLE_MODELS models, each new model is used with several sets of input values. The reason
 # is that a new model takes ten times as long as new values.
@@ -763,7 +763,7 @@ def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[
 
 
 def _axes(random: Random, node: BoundNode) -> BoundNode:
-    """Draw other axes for an input of axes; their number and their signs may change."""
+    """Draw new axes for an input that consists of axes; their number and signs may change."""
     for index, formal in enumerate(node.schema.inputs):
         axes = node.operand(index)
         if formal.name == "axes" and axes is not None:
@@ -856,7 +856,7 @@ def _order(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _long_integers(node: BoundNode) -> list[int]:
-    """Return the places of the inputs with integers of more binary digits than float32 has."""
+    """Return the positions of the inputs that have integers beyond the precision of float32."""
     return [
         place
         for place in _tensors(node)

@@ -1,4 +1,4 @@
-"""Reduction of a failing model to a smallest failing subgraph: delta debugging over its nodes.
+"""Reduce a failing model to a smallest failing subgraph, by delta debugging over its nodes.
 
 The method is ddmin (Zeller and Hildebrandt, 2002), applied to the nodes in the order of the graph.
 If few nodes remain, all of their connected subsets are judged.

@@ -51,7 +51,7 @@ class Source:
         return options[self.integer(0, len(options) - 1)]
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer from least to most; the integer nearest to zero is the simplest."""
+        """Return an integer from ``least`` to ``most``; the simplest is the one nearest to zero."""
         if self._draw is None or least == most:
             return min(max(0, least), most)
         return int(self._draw(_integers(least, most)))

@@ -192,7 +192,7 @@ def _special_kinds(value: Array) -> Iterator[str]:
 
 
 def draw_random_graph(source: Source) -> RandomGraph:
-    """Draw a valid graph with a single choice of hypothesis, the seed of the graph.
+    """Draw a valid graph. Hypothesis makes only one choice: the seed of the graph.
 
     If hypothesis made all choices, it would prefer simple ones. Simple choices rarely result in the
     chains of nodes that optimizers change.

@@ -73,7 +73,7 @@ T = TypeVar("T")
 _PORTION_EXAMPLES = 200
 #: Number of examples in a search without a limit.
 _ENDLESS = 1 << 40
-#: Shrinking ends after this number of failures that require a restart of the worker.
+#: Shrinking ends after this number of failures after which the worker must be restarted.
 _MAX_COSTLY_FAILURES = 30
 #: Hypothesis considers a failure reproducible if the example has failed this number of times. From
 #: then on, smaller() shrinks single nodes and random graphs, because it needs fewer attempts than
@@ -318,9 +318,9 @@ class Search:
         return is_new
 
     def _may_have_new(self, _portions: _Portions) -> Iterator[bool]:
-        """Yield, until the search ends, whether the next portion may contain a new failure.
+        """Yield whether the next portion may contain a new failure, until the search ends.
 
-        On a single machine, the presence of a new failure is unknown, so the result is always True.
+        On a single machine, this is not known in advance, so the result is always True.
         """
         return iter(lambda: not self._over, False)
 

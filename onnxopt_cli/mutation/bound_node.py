@@ -189,6 +189,6 @@ def attribute_type(entry: defs.OpSchema.Attribute) -> str:
 
 
 def inner_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names of all values that the nodes in the subgraphs of a node read."""
+    """Return the names of all values that are read by nodes in the subgraphs of a node."""
     inner = [graph_node for graph in subgraphs(node) for graph_node in nodes_within(graph.node)]
     return {name for graph_node in inner for name in graph_node.input}

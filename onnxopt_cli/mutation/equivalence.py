@@ -235,7 +235,7 @@ def _probe_of(call: Call[Array], *, dense: bool = False) -> _Probe:
 
 
 class _Draw:
-    """Draws the calls of one operator; the numbers are the same with every version of NumPy."""
+    """Draws the calls of one operator. All versions of NumPy yield the same numbers."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator

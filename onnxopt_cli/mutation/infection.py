@@ -191,7 +191,7 @@ def _is_numpy_attribute(function: ast.expr) -> bool:
 
 
 class _Instrumenter(ast.NodeTransformer):
-    """Inserts calls of a recorder into a function.
+    """Inserts calls to a recorder into a function.
 
     Attributes:
         reached: for each statement, the names of the mutants that are infected whenever the

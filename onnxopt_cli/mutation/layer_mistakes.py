@@ -104,7 +104,7 @@ def _largest_of_both(centre: Array, axes: tuple[int, ...], epsilon: float) -> Ar
 
 
 def _gates(order: Sequence[int], places: Sequence[int], node: BoundNode) -> BoundNode | None:
-    """Reorder the gates of inputs: of the weights W and R, and of the biases B."""
+    """Reorder the gates in the weights W and R and in the biases B."""
     for index in places:
         array = node.operand(index)
         if array is None:
@@ -448,7 +448,7 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
     (("MaxPool",), "padded with 0", "The padding counts as 0 in the maximum; it must be ignored.",
      _padded_with_zero),
     (("BatchNormalization",), "running variance divided by n - 1",
-     "The running variance is updated with a variance that divides by n - 1, not by n.",
+     "The running variance is updated with a variance whose divisor is n - 1, not n.",
      Recomputed(_unbiased_running_variance)),
     (("LRN",), "window of an even size centred to the left",
      "For size 2, a channel is summed with the one before, not with the one after.",

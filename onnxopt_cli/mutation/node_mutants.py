@@ -498,7 +498,7 @@ def _without(index: int, node: BoundNode) -> BoundNode | None:
 
 
 def _list_input_mutants(index: int, name: str) -> Iterator[NodeMutant]:
-    """Yield mutants of an input of integers that is a parameter, such as axes or pads."""
+    """Yield mutants of an input that is a list of integer parameters, such as axes or pads."""
     kind = MutantKind.AXIS if name in _AXES else MutantKind.LIST
     for text, change_list in _LISTS.items():
         about = f"The list in the input {name} is read incorrectly: {text}."

@@ -295,7 +295,7 @@ TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
     (("OneHot",), "negative indices out of range",
      "An index of -1 is out of range, and does not mean the last value.", _negative_off),
     (("Resize",), "coordinates from the rounded lengths",
-     "Scales are output length / input length, not the values of the input scales.",
+     "The scales are output length / input length, not the values of the input ``scales``.",
      _scales_of_sizes),
     (("Clip",), "min applied after max", "Where min is above max, the result is min.",
      Computed(_minimum_wins)),

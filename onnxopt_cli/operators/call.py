@@ -1,4 +1,4 @@
-"""Check a node against its operator's signature, and group its operands for calls of the formula.
+"""Check a node against its operator's signature, and group its operands to call the formula.
 
 An operand is any object with a dtype and a shape: an array for evaluation, a symbol for lowering.
 """

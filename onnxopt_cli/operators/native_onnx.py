@@ -1,4 +1,4 @@
-"""Run onnx's checker, shape inference and inliner in a helper process, which may crash.
+"""Run onnx's checker, shape inference and inliner in a helper process, because they may crash.
 
 The checker, shape inference and inliner are C++ code that trusts its input: a model of a few bytes
 can crash the process, loop forever, or exhaust the memory. The helper process has limits of time

@@ -95,7 +95,7 @@ def _fields(details: Sequence[str]) -> dict[str, Any]:
     return {"seen_in": seen_in, "replace": replace, **fields}
 
 
-#: Value of ``accurate`` for a reformulation that is never as accurate as the formula.
+#: The value of ``accurate`` if a reformulation is never as accurate as the formula.
 NOWHERE = "False"
 
 
@@ -111,10 +111,10 @@ class Reformulation:
     NaN. The following are not reformulations, because they lose accuracy or special values:
 
     - ``G`` for ``norm_coefficient * X + G`` if norm_coefficient is 0: ignores NaN and Inf in X.
-    - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: where the two terms cancel, the
+    - ``(1 - alpha) * norm_coefficient * X + (1 - alpha) * G``: if the two terms cancel, the
       rounding errors of both products remain.
-    - ``(1 + alpha) * V_new - alpha * V`` for Nesterov's step: where the two terms cancel, the
-      rounding errors of both products remain.
+    - ``(1 + alpha) * V_new - alpha * V`` for Nesterov's step: if the two terms cancel, the rounding
+      errors of both products remain.
     - powers by a loop of T multiplications: the relative error grows with T, and is about 0.1 in
       float32 for T = 10^6. (Powers by repeated squaring are accepted for all formulas.)
 

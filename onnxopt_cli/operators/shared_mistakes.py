@@ -91,7 +91,7 @@ ROOT_AND_EPSILON = mistake_table(f"""
         {ROOT} -> np.sqrt(np.mean(H_new)) + epsilon
 """)
 
-#: The learning rate R with bias correction: both averages start at zero.
+#: The learning rate R with bias correction, which is needed because both averages start at zero.
 RATE = "R * np.sqrt(1 - beta**T) / (1 - alpha**T)"
 #: The rate of a step: R, corrected if T is positive.
 CORRECTION = f"np.where(T > 0, {RATE}, R)"

@@ -244,10 +244,10 @@ class _Level:
 
     Attributes:
         conditions: the conditions.
-        reach: for each condition, the number of failing samples with a wrong element that meets the
+        reach: for each condition, the number of failing samples in which a wrong element meets the
             condition.
-        contradictions: for each condition, the number of passing samples with a right element that
-            meets the condition.
+        contradictions: for each condition, the number of passing samples in which an element meets
+            the condition.
         wrong: for each condition, a mask of the wrong elements that meet the condition.
         right: for each condition, a mask of the right elements that meet the condition.
     """

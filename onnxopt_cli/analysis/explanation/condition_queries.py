@@ -118,7 +118,10 @@ class ConditionQueries(ConditionFitting):
         return sum(shares) / max(1, len(shares))
 
     def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
-        """Return an input in which a feature is near a threshold of one of the plainest paths."""
+        """Return a copy of an input in which one feature is moved near a threshold of a good path.
+
+        The result is None if the feature cannot be varied in this input.
+        """
         parts = [
             part
             for path in self._paths[:BEAM_WIDTH]

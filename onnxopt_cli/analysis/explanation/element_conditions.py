@@ -69,7 +69,7 @@ _NODES_COST = 1.5
 _MIN_CANDIDATE_SHARE = 0.25
 # The least evidence of a candidate, as a decimal exponent.
 _MIN_CANDIDATE_EVIDENCE = 0.6
-# The evidence, as a decimal exponent, above which more evidence does not make a condition better.
+# Evidence is a decimal exponent. More evidence than _MAX_EVIDENCE does not make a condition better.
 _MAX_EVIDENCE = 12.0
 # Cost of a trait of a condition.
 _TRAIT_COST = 0.6
@@ -366,7 +366,7 @@ class ElementConditions:
     def _fitted_limits(
         self, name: str, other_parts: Sequence[str], trait: Trait | None
     ) -> Iterator[ElementLimit]:
-        """Yield the limits of a number between wrong elements and the nearest right elements.
+        """Yield limits of a number that separate wrong elements from the nearest right elements.
 
         Args:
             name: the name of the number.
@@ -430,7 +430,7 @@ class ElementConditions:
     def _of_contents(
         self, groups: Sequence[Trait | None], holds: Array
     ) -> Iterator[ElementCondition]:
-        """Yield conditions that state only how outputs are wrong, not which elements are wrong."""
+        """Yield conditions that state how outputs are wrong, but not which elements are wrong."""
         cases = sum(bool(node.sample.case) for node in self._failing)
         for trait, within in zip(groups, holds, strict=True):
             if trait is not None and not trait.is_parameter:
@@ -496,7 +496,7 @@ class ElementConditions:
         return all(self._is_sharp(condition, limit) for _, limit in condition.limits)
 
     def updated(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition with limits and a share of wrong elements from all known nodes."""
+        """Recompute the limits of a condition, and its share of wrong elements, from all nodes."""
         self.add_limits(condition)
         condition = self._refitted(condition)
         nodes = [node for node in self.nodes if condition.applies_to(node.sample)]

@@ -365,7 +365,7 @@ def _borders(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Arr
 
 # A content is a statement about wrong elements or about a wrong output.
 
-#: The statement about an output whose elements are right, but in the wrong places.
+#: The statement about an output with the right elements in the wrong places.
 REORDERED = "has the right elements in another order"
 # Statements about the length of an axis of a wrong output; {} is the axis.
 _TOO_SHORT, _TOO_LONG = "has a {} axis that is too short", "has a {} axis that is too long"
@@ -526,7 +526,7 @@ def _near(first: Array, second: Array, rtol: float) -> Array:
 
 
 def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:
-    """Return the statements that each wrong element is the right element of a neighbour."""
+    """Return statements that each wrong element is the right element of a neighbouring index."""
     statements = {}
     for place, word in _PLACES.items():
         if not -right.ndim <= place < right.ndim:

@@ -68,7 +68,8 @@ MAX_IMPLEMENTATIONS_NAMED = 2
 FIRST_CASES = 12
 #: Number of failing cases on which a likely mistake is tried first.
 FIRST_CASES_LIKELY = 36
-#: Largest number of mistakes that are added to a mistake that reproduces only some failing cases.
+#: If a mistake reproduces only some failing cases, at most MAX_ADDED_MISTAKES others are added to
+#: it.
 MAX_ADDED_MISTAKES = 2
 #: A cover may agree with a few failing cases by chance. It is discarded if more than MAX_LEFT_RATIO
 #: failing cases remain for each case that the cover reproduces.
@@ -154,7 +155,7 @@ def note_on_bug(error: Exception) -> str:
     the explanation.
 
     Raises:
-        Exception: the error itself, if it is not a bug of onnxopt, or if ONNXOPT_DEBUG is set.
+        Exception: the given error, if it is not a bug of onnxopt or if ONNXOPT_DEBUG is set.
     """
     is_bug = not isinstance(error, (OnnxoptError, OSError, MemoryError))
     if not is_bug or failing_operator(error) or is_debugging():
@@ -362,7 +363,7 @@ class _Search:
     # Lowered models -----------------------------------------------------------------------------
 
     def check_lowered_nodes(self, ask: ModelRunner) -> Iterator[None]:
-        """Find the wrong primitive nodes of cases that a backend runs as lowered models.
+        """Find wrong primitive nodes in the cases that a backend runs as lowered models.
 
         A case that fails because of a wrong primitive node does not indicate a mistake of the
         operator.

@@ -89,7 +89,8 @@ MAX_OTHER_SHARE = 0.1
 #: nodes that do not meet a plain condition, up to MAX_OTHER_SHARE_OF_PLAIN may fail. All nodes that
 #: meet the condition must then be unlikely to fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
-#: The largest probability that all nodes that meet a plain condition fail by chance.
+#: The probability that all nodes which meet a plain condition fail by chance must be at most
+#: MAX_CHANCE.
 MAX_CHANCE = 1e-9
 #: If a condition has several parts, there must be MIN_LACKING passing nodes for each part that meet
 #: all other parts but not this one.
@@ -488,8 +489,8 @@ class _NodeSearch:
             Whether to continue: True if a hypothesis was accepted and failing cases remain.
         """
         best_key = ""
-        # By the key of a hypothesis, the number of nodes that were known when the hypothesis became
-        # the best one.
+        # The keys are those of hypotheses. A value is the number of nodes that were known when the
+        # hypothesis became the best one.
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._ranking.hypotheses()
@@ -729,10 +730,10 @@ class _NodeSearch:
         )
 
     def _needs_all_parts(self, hypothesis: Hypothesis) -> bool:
-        """Return whether most nodes that lack only one part of a condition are right.
+        """Return whether all parts of a condition are needed.
 
-        If most nodes that lack a part of the condition are wrong, the fault does not depend on that
-        part. A node counts as wrong even if another statement explains its failure.
+        A part is needed if the backend is right on most nodes that meet all other parts but not
+        this one. A node counts as wrong even if another statement explains its failure.
         """
         if len(hypothesis.traits) == 1:
             return True
@@ -816,7 +817,7 @@ class _NodeSearch:
     def _ranked_element_conditions(
         self, accepted: Sequence[ElementCondition]
     ) -> tuple[ElementConditions, list[ElementCondition]]:
-        """Return the best conditions on the elements of the output that is wrong most often.
+        """Return the best conditions on the elements of the output that is most often wrong.
 
         Nodes that are generated after this call are evidence for the returned conditions.
         """

@@ -151,7 +151,7 @@ def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) 
 
 @dataclass(frozen=True, eq=False)
 class CauseSearch:
-    """The search for a cause of the failing cases that no known mistake of a cover reproduces.
+    """The search for a cause of the failing cases that a cover does not reproduce.
 
     Attributes:
         operator: the operator.
@@ -186,7 +186,7 @@ class CauseSearch:
     # Changes of the formula ---------------------------------------------------------------------
 
     def _formula_changes(self) -> dict[Implementation, list[Observation]]:
-        """Return changes of the formula, each with the cases whose wrong elements it reproduces.
+        """Return changes of the formula, each with the cases that it reproduces.
 
         If several changes have the same outputs, only the plainest change is kept.
         """
@@ -332,7 +332,7 @@ class CauseSearch:
         return returned
 
     def _restricted_mistake(self, mistakes: Iterable[Implementation]) -> Cause | None:
-        """Return the first mistake with a condition that restricts it to the failing cases.
+        """Find the first mistake for which a condition can restrict it to the failing cases.
 
         Returns:
             The mistake with its condition as a cause; None if no mistake has such a condition.

@@ -107,7 +107,7 @@ class Feature:
 def feature_list(call: Call[Array], expected: Mapping[str, Array]) -> list[Feature]:
     """Return the features that all nodes of an operator have, in order.
 
-    The features have no values of elements.
+    The returned features lack the values of elements.
     """
     return list(_features(call, expected, NO_ELEMENTS))
 
@@ -143,7 +143,7 @@ def features(
 
 
 def _sampled(labels: Array) -> Array:
-    """Return the flat indices of labelled elements; in a long tensor, only those near both ends."""
+    """Return the flat indices of labelled elements; in a long tensor, only near both ends."""
     usable = np.flatnonzero(labels)
     if usable.size <= MAX_ELEMENTS:
         return usable

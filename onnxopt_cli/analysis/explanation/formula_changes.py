@@ -426,7 +426,7 @@ def _expressions(
     """Yield each numeric expression of a statement and a function that replaces it.
 
     The third item is the name of the output or intermediate result to which the expression is
-    assigned; it is empty for a part of an expression.
+    assigned. For a part of an expression, this name is empty.
     """
     value = statement.value
     assert value is not None  # noqa: S101 - checked by the caller

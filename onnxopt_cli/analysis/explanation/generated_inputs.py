@@ -135,7 +135,7 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
-    """Return a node for which all elements of an expected output are close to a given value.
+    """Return a node in which all elements of an expected output are close to a given value.
 
     First, the operands of one element are copied to all elements. Then all tensors are scaled until
     the output is close to the given value. The search works if the output is approximately

@@ -60,7 +60,7 @@ class Hypothesis:
 
     @property
     def key(self) -> str:
-        """A text that identifies the hypothesis; the limits in its condition are left out."""
+        """A text that identifies the hypothesis, without the limits in its condition."""
         mistake = self.mistake.name if self.mistake else ""
         return " and ".join([mistake, *(trait.key for trait in self.traits)])
 
@@ -137,9 +137,9 @@ class Hypothesis:
         return exceptions
 
     def leaves_out(self, sample: NodeSample) -> bool:
-        """Return whether a node is predicted to pass only because it does not meet the condition.
+        """Return whether a node should pass only because it does not meet the condition.
 
-        A node on which the mistake has no effect does not show whether the condition matters.
+        If the mistake has no effect on a node, the node does not show if the condition matters.
         """
         if self.meets(sample) or (self.mistake is None and not sample.is_telling):
             return False
@@ -243,7 +243,7 @@ def _separate_mistakes(
 
 
 def _acts_alone(name: str, other: str, effects: Iterable[Mapping[str, Effect]]) -> bool:
-    """Return whether a mistake reproduces a failing node on which another mistake has no effect."""
+    """Return whether one mistake reproduces a failure on which another mistake has no effect."""
     return any(
         of_node.get(name) is Effect.ALIKE and of_node.get(other) is Effect.NONE
         for of_node in effects

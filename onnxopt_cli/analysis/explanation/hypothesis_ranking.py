@@ -1,7 +1,7 @@
 """The hypotheses that agree with all known nodes, the best first.
 
-The cost of a hypothesis grows with the number and the kind of its parts, and with the failures that
-it leaves unexplained.
+The cost of a hypothesis depends on the number and the kinds of its parts, and on the failures that
+the hypothesis does not explain.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PART_COST = 0.5
 _MAX_EXTENDED = 40
 # Largest number of mistakes for which a condition is sought.
 _MAX_RESTRICTED = 24
-# Largest number of rivals, other mistakes with the same effect, that a statement names.
+# A rival is another mistake with the same effect. A statement names at most _MAX_RIVALS rivals.
 _MAX_RIVALS = 2
 # Largest number of mistakes for which limits on numbers are sought.
 _MISTAKES_WITH_LIMITS = 3
@@ -172,8 +172,9 @@ class HypothesisRanking:
     def separate_failures(self) -> list[NodeSample]:
         """Return the failing nodes on which no accepted mistake has an effect.
 
-        If an accepted mistake has an effect on a node, but does not reproduce its outputs, the
-        mistake may still be the cause, for example with other roundings.
+        An accepted mistake may be the cause of a failure although it does not reproduce the
+        outputs, for example because of other roundings. Therefore, failures on which it has an
+        effect are left out.
         """
         mistakes = [hypothesis for hypothesis in self.accepted if hypothesis.mistake]
         return [
@@ -217,7 +218,7 @@ class _Table:
         traits = {trait for sample in failures if sample.case for trait in sample.traits}
         traits.update(limits)
         self._samples = samples
-        # Of several traits that hold for the same nodes, only the simplest is kept.
+        # If several traits hold for the same nodes, only the simplest trait is kept.
         rows: dict[tuple[bytes, bytes], tuple[Trait, Array, Array]] = {}
         for trait in sorted(traits, key=lambda trait: (trait.cost, trait.text)):
             holds = np.array([sample.has(trait) for sample in samples])

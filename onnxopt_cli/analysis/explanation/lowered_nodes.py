@@ -1,4 +1,4 @@
-"""Search for the primitive nodes of a lowered model that a backend gets wrong.
+"""Search for the primitive nodes of a lowered model that a backend computes wrongly.
 
 If a backend lacks an operator, it runs a lowered model of primitive nodes instead. If one of these
 nodes is wrong, a known mistake of the operator may have the same effect by chance. Each node is
@@ -72,7 +72,7 @@ def wrong_nodes(
 def _nodes(
     model: onnx.ModelProto, inputs: Mapping[str, Array]
 ) -> Iterator[tuple[onnx.ModelProto, dict[str, Array], list[Array]]]:
-    """Yield each node of a lowered model as a model, with its inputs by name and its outputs."""
+    """Yield each node of a lowered model as a model of its own, with its inputs and outputs."""
     from onnx.reference import ReferenceEvaluator
 
     from onnxopt_cli.interpret.lower.lower_model import lower

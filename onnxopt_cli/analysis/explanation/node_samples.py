@@ -173,7 +173,7 @@ class _NotEstimatedError(Exception):
 
 
 class _TooSlowError(Exception):
-    """Raised if a mistake takes too long, as a loop without a limit does."""
+    """Raised if a mistake takes too long, for example because it loops forever."""
 
 
 @dataclass(eq=False)

@@ -152,7 +152,7 @@ class NumberLimits:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """The intervals of limits that are not known to within 1 %, in ascending order."""
+        """The intervals of the limits that are not known to 1 %, in ascending order."""
         sides = [sorted(side) for side in (self.low, self.high) if side]
         return [
             (low, high)
@@ -820,7 +820,7 @@ def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
 
 
 def _broadcast_traits(node: BoundNode, outputs: Mapping[str, Value]) -> Iterator[Trait]:
-    """Yield traits that compare the inputs of an operator that broadcasts all of its inputs."""
+    """Yield traits that compare inputs, if the operator broadcasts all of its inputs."""
     arrays, first_output = _named_arrays(node), next(iter(outputs.values()), None)
     if len(arrays) <= 1 or not isinstance(first_output, np.ndarray):
         return
