@@ -11,6 +11,8 @@ prints these figures:
 - in the same unit, the processor time of the reference's part of ``onnxopt locate``. The reference
   computes the values of all nodes, an estimate of each node, an estimate of the model, and the
   contributions of the nodes;
+- for the chain, also in this unit, the processor time of the parts that every estimate contains: the
+  matrix products of the eight perturbed runs, and those of the two runs with sequential sums;
 - the memory that the estimate takes in addition to the loaded model (Linux only);
 - for comparison, the size of the model, plus twice the inputs and outputs of its largest node, plus
   300 MB.
@@ -45,8 +47,9 @@ from locate_public_models import models, options
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.config.run_config import ModelInputs
+from onnxopt_cli.oracle.rounding.perturbations import RUNS
 
-CHAIN_NODES, CHAIN_WIDTH = 2000, 256
+CHAIN_NODES, CHAIN_ROWS, CHAIN_WIDTH = 2000, 64, 256
 REFERENCE_RUNS = 3
 FIXED_BYTES = 300 << 20
 
@@ -77,7 +80,9 @@ def main() -> None:
             context = multiprocessing.get_context("spawn")
             with ProcessPoolExecutor(1, context) as pool:
                 print(f"{path.stem}: {pool.submit(measured, path, words).result()}", flush=True)
-            if arguments.locate and path is not chain:
+            if path is chain:
+                print(f"{path.stem}: {unavoidable(onnx.load(path))}", flush=True)
+            elif arguments.locate:
                 print(f"{path.stem}: {located(path, words, folder)}", flush=True)
 
 
@@ -97,7 +102,7 @@ def chain_model() -> onnx.ModelProto:
             helper.make_node("Relu", [names[2]], [names[3]]),
             helper.make_node("Add", [names[3], names[0]], [names[4]]),
         ]
-    shape = [64, CHAIN_WIDTH]
+    shape = [CHAIN_ROWS, CHAIN_WIDTH]
     ends = [
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
         for name in ("x0", f"x{CHAIN_NODES // 4}")
@@ -142,6 +147,39 @@ def measured(path: Path, words: Sequence[str]) -> str:
         f"reference {reference:.2f} s, estimate {estimate:.2f} s = {estimate / reference:.1f} runs,"
         f" locate's part {part:.2f} s = {part / reference:.1f} runs,"
         f" memory {memory >> 20} MB (compare {compared >> 20} MB)"
+    )
+
+
+def unavoidable(model: onnx.ModelProto) -> str:
+    """Return the processor time that NumPy takes for products of the chain, as text."""
+    from onnx.reference import ReferenceEvaluator
+
+    random = np.random.default_rng(0)
+    x = random.standard_normal([CHAIN_ROWS, CHAIN_WIDTH]).astype(np.float32)
+    inputs = {model.graph.input[0].name: x}
+    arrays = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
+    weights = [array for array in arrays if array.ndim > 1]
+    wide_weights = [array.astype(np.float64) for array in weights]
+    stacked = np.tile(x.astype(np.float64), (RUNS, 1))
+
+    def products() -> None:
+        for weight in wide_weights:
+            np.matmul(stacked, weight)
+
+    def sequential_sums() -> None:
+        for weight in weights:
+            np.einsum("ij,jk->ik", x, weight)
+            np.einsum("ij,jk->ik", x[:, ::-1], weight[::-1])
+
+    reference, perturbed, sequential = (
+        min(seconds(action) for _ in range(REFERENCE_RUNS))
+        for action in (
+            lambda: ReferenceEvaluator(model).run(None, inputs), products, sequential_sums,
+        )
+    )  # fmt: skip
+    return (
+        f"NumPy alone takes {perturbed / reference:.1f} runs for the products of {RUNS} perturbed "
+        f"runs, and {sequential / reference:.1f} runs for sequential sums"
     )
 
 
