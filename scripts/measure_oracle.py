@@ -11,7 +11,7 @@ prints these figures:
 - in the same unit, the processor time of the reference's part of ``onnxopt locate``. The reference
   computes the values of all nodes, an estimate of each node, an estimate of the model, and the
   contributions of the nodes;
-- for the chain, also in this unit, the processor time of the parts that every estimate contains: the
+- for the chain, also in this unit, the processor time of parts that every estimate contains: the
   matrix products of the eight perturbed runs, and those of the two runs with sequential sums;
 - the memory that the estimate takes in addition to the loaded model (Linux only);
 - for comparison, the size of the model, plus twice the inputs and outputs of its largest node, plus
