@@ -470,7 +470,30 @@ def _is_in_domain(node: BoundNode) -> bool:
         names = {formal.name, f"{node.node.op_type}.{formal.name}"}
         if names & _NONNEGATIVE_INPUTS and not (np.isfinite(array) & (array >= 0)).all():
             return False
-    return True
+    return node.node.op_type != "ConvTranspose" or not _has_negative_padding(node)
+
+
+def _has_negative_padding(node: BoundNode) -> bool:
+    """Return whether a transposed convolution requires padding that the specification leaves open.
+
+    If ``output_shape`` is longer than the inferred shape, the total padding is negative, and its
+    division by 2 can be rounded in two ways. A total of -1 is accepted unless ``auto_pad`` is
+    SAME_UPPER: it adds one row or column at the end, as in a published case.
+    """
+    output_shape = node.attributes.get("output_shape")
+    x, kernels = node.operand(0), node.operand(1)
+    if output_shape is None or x is None or kernels is None:
+        return False
+    lengths = np.array(x.shape[2:])
+    strides, dilations, added = (
+        np.array(node.attributes.get(name) or [default] * lengths.size)
+        for name, default in (("strides", 1), ("dilations", 1), ("output_padding", 0))
+    )
+    extents = dilations * (np.array(kernels.shape[2:]) - 1) + 1
+    inferred = strides * (lengths - 1) + extents + added
+    padding = inferred - np.array(output_shape)[-lengths.size :]
+    least = 0 if node.attributes.get("auto_pad") in (b"SAME_UPPER", "SAME_UPPER") else -1
+    return bool((padding < least).any())
 
 
 def _is_valid_attribute(name: str, value: Any) -> bool:

@@ -248,11 +248,12 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield unpooling into a given shape that is longer than the inferred shape.
+    """Yield unpooling and transposed convolutions, most of them into given shapes.
 
-    The indices in the published case refer to the inferred shape, whereas the indices of ONNX
-    Runtime refer to the given shape. If there is one channel, and the additional rows are at the
-    end, the indices in both shapes are the same.
+    A given shape of unpooling is longer than the inferred shape. The indices in the published case
+    refer to the inferred shape, whereas the indices of ONNX Runtime refer to the given shape. If
+    there is one channel, and the additional rows are at the end, the indices in both shapes are the
+    same.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
     places = int64s(5, 7, 12, 14).reshape(pooled.shape)
@@ -264,6 +265,34 @@ def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
         line, int64s(5, 0, 3).reshape(line.shape), int64s(1, 1, 8), kernel_shape=[2], strides=[2]
     )
     yield "MaxUnpool", "longer_output", longer
+    images, kernels = distinct(2, 2, 3, 3), distinct(2, 2, 2, 1)
+    for auto_pad, stem, strides, output_shape in (
+        ("SAME_UPPER", "shorter", [3, 1], [5, 3]),
+        ("SAME_LOWER", "shorter", [3, 1], [5, 3]),
+        ("SAME_LOWER", "longer", [3, 2], [9, 6]),
+        ("NOTSET", "longer", [3, 2], [9, 6]),
+    ):
+        convolution = fixed_node(
+            images,
+            kernels,
+            np.array([-1.5, 0.5], np.float32),
+            auto_pad=auto_pad,
+            output_shape=output_shape,
+            strides=strides,
+        )
+        yield "ConvTranspose", f"{stem}_output_{auto_pad.lower()}", convolution
+    grouped_images = np.linspace(-2, 3, 36).reshape(1, 4, 3, 3)
+    grouped_images[0, 0, 0, 0] = np.nan
+    grouped = fixed_node(
+        grouped_images,
+        np.linspace(1, -3, 16).reshape(4, 2, 2, 1),
+        group=2,
+        pads=[0, 0, 1, 0],
+        strides=[3, 2],
+    )
+    yield "ConvTranspose", "grouped_padding_float64", grouped
+    dilated = fixed_node(distinct(1, 2, 2, 3, 2), distinct(2, 1, 2, 2, 2), dilations=[1, 3, 2])
+    yield "ConvTranspose", "three_dilations", dilated
 
 
 def _omitted_values() -> Iterator[tuple[str, str, Generator]]:
@@ -323,5 +352,11 @@ def _states() -> Iterator[tuple[str, str, Generator]]:
     ]
     wide_inputs = vectors("one", "shared", "other")
     wide_body = helper.make_graph(wider, "body", wide_inputs, vectors("mapped"))
-    mapped = fixed_node(items, pair[1] - 2, others, body=wide_body)
+    irregular = np.array([0.1, -0.7], np.float32)
+    mapped = fixed_node(items, irregular, others, body=wide_body)
     yield "SequenceMap", "tensor_and_sequence", mapped
+    product = [helper.make_node("Mul", ["one", "other"], ["product"])]
+    product_body = helper.make_graph(product, "body", vectors("one", "other"), vectors("product"))
+    exceptional = np.array([np.inf, np.nan], np.float32)
+    scaled = fixed_node(items, exceptional, body=product_body)
+    yield "SequenceMap", "exceptional_tensor", scaled

@@ -235,6 +235,7 @@ def _reductions() -> Iterator[tuple[str, str, Generator]]:
         longer[0, -1], longer[1, -1] = 1.25 * high, low - 0.25 * abs(low)
         yield operator, "longer", fixed_node(longer, int64s(1))
         yield operator, "inner_of_five", fixed_node(_wave((2, 3, 2, 3, 2), low, high), int64s(2))
+        yield operator, "apart_of_four", fixed_node(_wave((2, 3, 2, 3), low, high), int64s(0, 2))
 
 
 def _conversions() -> Iterator[tuple[str, str, Generator]]:

@@ -526,6 +526,10 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
     yield "LabelEncoder", "repeated_floats_numbers", numbers
     for norm in ("L1", "L2", "MAX"):
         yield "Normalizer", f"zeros_{norm.lower()}", partial(_normalizer_zeros, norm=norm)
+        # The squares of the elements are in the range of int64.
+        large = 2**30 if norm == "L2" else 2**40
+        rows = np.array([[-large, large // 3, 300], [2, -70_000, 9]])
+        yield "Normalizer", f"signs_{norm.lower()}", fixed_node(rows, norm=norm)
     for name in ("float64", "int64"):
         rows = np.array([[3, 4, 1], [2, 5, 6]], DTYPES[name])
         yield "Normalizer", f"rows_{name}", fixed_node(rows, norm="L2")
