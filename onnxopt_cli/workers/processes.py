@@ -95,9 +95,8 @@ def usage(process: int) -> dict[str, int]:
     held: tuple[int, ...] = ()
     if sys.platform == "linux":
         with suppress(OSError):
-            fields = _stat(process)
-            memory = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-            held = memory, int(fields[17]), len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
+            threads = int(_stat(process)[17])
+            held = resident(process), threads, len(os.listdir(f"/proc/{process}/fd"))  # noqa: PTH208
     else:
         held = _ask_psutil(
             process, lambda info: (info.memory_info().rss, info.num_threads(), info.num_fds()), ()
@@ -107,7 +106,39 @@ def usage(process: int) -> dict[str, int]:
 
 def resident(process: int) -> int:
     """Return the number of resident bytes of a process; 0 if the process has ended."""
-    return _ask_psutil(process, lambda info: info.memory_info().rss, 0) if visible() else 0
+    if not visible():
+        return 0
+    if sys.platform != "linux":
+        return _ask_psutil(process, lambda info: info.memory_info().rss, 0)
+    with suppress(OSError):
+        return _resident(memory_folder(process))
+    return 0
+
+
+def memory_folder(process: int) -> str:
+    """Return the folder of /proc that states the memory of a process.
+
+    If the first thread of a process has ended, the folder of the process states no memory, although
+    other threads may hold it.
+    """
+    folder = f"/proc/{process}"
+    with suppress(OSError):
+        if not _resident(folder):
+            return next(filter(_resident, thread_folders(process)), folder)
+    return folder
+
+
+def thread_folders(process: int) -> list[str]:
+    """Return the folders of /proc for the threads of a process; empty if it has ended."""
+    folder = f"/proc/{process}/task"
+    with suppress(OSError):
+        return [f"{folder}/{thread}" for thread in os.listdir(folder)]  # noqa: PTH208 - runs after every case
+    return []
+
+
+def _resident(folder: str) -> int:
+    """Return the resident bytes of the process that has a folder of /proc."""
+    return int(read_proc(f"{folder}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def children(process: int) -> list[int]:
@@ -117,10 +148,9 @@ def children(process: int) -> list[int]:
     if not _lists_children():
         return _ask_psutil(process, lambda info: [child.pid for child in info.children()], [])
     numbers: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208 - runs after every case
-            with suppress(OSError):
-                numbers += map(int, read_proc(f"/proc/{process}/task/{thread}/children").split())
+    for thread in thread_folders(process):
+        with suppress(OSError):
+            numbers += map(int, read_proc(f"{thread}/children").split())
     return numbers
 
 

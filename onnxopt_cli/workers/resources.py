@@ -25,16 +25,17 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum, auto
-from functools import cache
 from typing import TypeAlias
 
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.workers.processes import (
     children,
     descendants,
+    memory_folder,
     name_of,
     read_proc,
     resident,
+    thread_folders,
     usage,
 )
 
@@ -44,7 +45,7 @@ FileKey: TypeAlias = tuple[int, int]
 _BLOCK_BYTES = 512
 _MEMFD_PREFIX, _SHARED_PREFIX = "/memfd:", "/dev/shm/"  # noqa: S108 - compared, not written to
 _DELETED_SUFFIX = " (deleted)"
-_MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs"}
+_MEMORY_FILE_SYSTEMS = {b"tmpfs", b"ramfs", b"hugetlbfs", b"devtmpfs"}
 # Columns of /proc/sysvipc/shm: process id of the creator, attached processes, resident bytes.
 _CREATOR_COLUMN, _ATTACHED_COLUMN, _RESIDENT_COLUMN = 4, 6, 14
 
@@ -97,42 +98,72 @@ def held_bytes(
 
 
 def memory_files(process: int) -> dict[FileKey, int]:
-    """Return the sizes of a process's open files that are in memory and are deleted or unnamed.
+    """Return the sizes of a process's open files that are in memory.
 
-    Files in /dev/shm are included even if they are not deleted.
+    A file with a name counts only if it is open for writing, because another program may have
+    written a file that the process only reads.
     """
     sizes = {}
-    folder = f"/proc/{process}/fd"
-    with suppress(OSError):
-        for name in os.listdir(folder):  # noqa: PTH208 - runs after every case
+    # A thread can have descriptors of its own.
+    for thread in thread_folders(process):
+        targets = _open_paths(thread)
+        mounts = {**_mounts("/proc/self"), **_mounts(thread)} if targets else {}
+        for descriptor, target in targets.items():
             with suppress(OSError):
-                # Reading the link does not access the file that the link names; the backend may
-                # control this file.
-                target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - as above
-                is_shared = target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
-                if is_shared or target.endswith(_DELETED_SUFFIX):
-                    status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - as above
-                    in_memory = is_shared or status.st_dev in _memory_devices()
-                    if in_memory and stat.S_ISREG(status.st_mode):
+                if _is_in_memory(thread, descriptor, target, mounts):
+                    status = os.stat(f"{thread}/fd/{descriptor}")  # noqa: PTH116 - runs after every case
+                    if stat.S_ISREG(status.st_mode):
                         sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sizes
 
 
-@cache
-def _memory_devices() -> frozenset[int]:
-    """Return the devices of file systems in memory."""
-    devices = set()
+def _open_paths(thread: str) -> dict[str, str]:
+    """Return the descriptors of a thread that are not sockets, pipes and the like, and their paths.
+
+    Args:
+        thread: the thread's folder in /proc.
+    """
+    targets = {}
     with suppress(OSError):
-        for line in read_proc("/proc/self/mountinfo").splitlines():
+        for descriptor in os.listdir(f"{thread}/fd"):  # noqa: PTH208 - runs after every case
+            with suppress(OSError):
+                target = os.readlink(f"{thread}/fd/{descriptor}")  # noqa: PTH115 - as above
+                if target.startswith("/") and target != os.devnull:
+                    targets[descriptor] = target
+    return targets
+
+
+def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[bytes, bytes]) -> bool:
+    """Return whether a descriptor denotes a memfd, or another file in memory that counts.
+
+    The file itself is not accessed, because the backend may control its file system.
+    """
+    lines = read_proc(f"{thread}/fdinfo/{descriptor}").splitlines()
+    information = dict(line.split(None, 1) for line in lines)
+    mount = information.get(b"mnt_id:")
+    if mount is None:
+        # gVisor does not state the mount.
+        return target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
+    if mount not in mounts:
+        return target.startswith(_MEMFD_PREFIX)
+    is_read_only = int(information[b"flags:"], 8) & os.O_ACCMODE == os.O_RDONLY
+    counts = target.endswith(_DELETED_SUFFIX) or not is_read_only
+    return counts and mounts[mount] in _MEMORY_FILE_SYSTEMS
+
+
+def _mounts(thread: str) -> dict[bytes, bytes]:
+    """Return the type of the file system of each mount that a thread sees, by the mount's id."""
+    mounts = {}
+    with suppress(OSError):
+        for line in read_proc(f"{thread}/mountinfo").splitlines():
             mount, _, file_system = line.partition(b" - ")
-            if file_system.split(b" ", 1)[0] in _MEMORY_FILE_SYSTEMS:
-                devices.add(_device(mount.split()[2]))
-    return frozenset(devices)
+            mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
+    return mounts
 
 
-def _device(text: bytes, base: int = 10) -> int:
+def _device(text: bytes) -> int:
     major, _, minor = text.partition(b":")
-    return os.makedev(int(major, base), int(minor, base))
+    return os.makedev(int(major, 16), int(minor, 16))
 
 
 def _unattached_bytes(processes: Collection[int]) -> int:
@@ -157,7 +188,7 @@ def _proportional_bytes(process: int) -> int:
 def _rollup(process: int) -> dict[bytes, int]:
     """Return the sums of the proportional sizes of all mappings, by the kernel's names."""
     with suppress(OSError):
-        lines = read_proc(f"/proc/{process}/smaps_rollup").splitlines()
+        lines = read_proc(f"{memory_folder(process)}/smaps_rollup").splitlines()
         return {line.split()[0]: _kibibytes(line) for line in lines if line.startswith(b"Pss")}
     return {}
 
@@ -176,12 +207,12 @@ def _bytes_outside_files(process: int, files: Collection[FileKey]) -> int:
 
 def _mapping_bytes(process: int, files: Collection[FileKey]) -> Iterator[int]:
     counted_field = b"Pss:"
-    for line in read_proc(f"/proc/{process}/smaps").splitlines():
+    for line in read_proc(f"{memory_folder(process)}/smaps").splitlines():
         if line.startswith(counted_field):
             yield _kibibytes(line)
         elif not line.split(b" ", 1)[0].endswith(b":"):
             _, _, _, device, inode = line.split()[:5]
-            is_counted_file = (_device(device, 16), int(inode)) in files
+            is_counted_file = (_device(device), int(inode)) in files
             counted_field = b"Anonymous:" if is_counted_file else b"Pss:"
 
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import sys
+import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 SIZE = 32 << 20
 BACKENDS = """\
-import mmap, os, subprocess, sys, time
+import ctypes, mmap, os, subprocess, sys, threading, time
 import numpy as np
 from onnxopt_cli.backends.resolve import resolve_backend
 
@@ -57,6 +58,54 @@ class Child(Backend):
         subprocess.Popen(["sleep", "5"], pass_fds=[descriptor])
         os.close(descriptor)
         time.sleep(5)
+
+class ThreadOfItsOwn(Backend):
+    # A thread that does not share its table of descriptors.
+    def hold(self):
+        assert not ctypes.CDLL(None).unshare(0x400)  # CLONE_FILES
+        filled(os.memfd_create("x"), 500)
+        time.sleep(5)
+    def act(self):
+        thread = threading.Thread(target=self.hold)
+        thread.start()
+        thread.join()
+
+class EndedFirstThread(Backend):
+    # Processes whose first thread ends while another thread holds memory.
+    def hold(self):
+        time.sleep(0.2)
+        held = np.ones(150 * MIB, np.uint8)
+        time.sleep(5)
+        os._exit(0)
+    def act(self):
+        for _ in range(4):
+            if not os.fork():
+                threading.Thread(target=self.hold).start()
+                ctypes.CDLL(None).pthread_exit(None)
+        time.sleep(5)
+
+class OwnMount(Backend):
+    # A file in a tmpfs that only a child process sees.
+    def hold(self):
+        user, group, libc = os.getuid(), os.getgid(), ctypes.CDLL(None)
+        folder = os.environ["TMPDIR"].encode()
+        assert not libc.unshare(0x10020000)  # CLONE_NEWUSER, CLONE_NEWNS
+        maps = {"setgroups": "deny", "uid_map": f"0 {user} 1", "gid_map": f"0 {group} 1"}
+        for name, text in maps.items():
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        assert not libc.mount(b"none", folder, b"tmpfs", 0, None)
+        with open(folder + b"/held", "wb", buffering=0) as file:
+            filled(file.fileno(), 500)
+            time.sleep(5)
+    def act(self):
+        child = os.fork()
+        if not child:
+            try:
+                self.hold()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
 
 class Grows(Backend):
     held = None
@@ -142,6 +191,18 @@ def test_file_in_memory_counts_once(mapped, closed):
         assert less < SIZE >> 2
 
 
+def test_file_with_a_name_counts_if_it_is_open_for_writing():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(bytes(SIZE))
+        file.flush()
+        status = os.fstat(file.fileno())
+        key = status.st_dev, status.st_ino
+        assert memory_files(os.getpid())[key] == SIZE
+        with Path(file.name).open("rb"):
+            file.file.close()
+            assert key not in memory_files(os.getpid())
+
+
 def test_mapped_file_on_a_disk_does_not_count():
     before = held_bytes([os.getpid()], 1)
     with (
@@ -156,8 +217,20 @@ def test_mapped_file_on_a_disk_does_not_count():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["Memfd", "Unlinked", "Child"])
-def test_files_in_memory_count_against_the_limit(tmp_path, backend):
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "Memfd",
+        "Unlinked",
+        "Child",
+        "ThreadOfItsOwn",
+        "EndedFirstThread",
+        "OwnMount",
+    ],
+)
+def test_memory_of_every_kind_counts_against_the_limit(tmp_path, backend):
+    if backend == "OwnMount" and os.system("unshare -Urm true") != 0:  # noqa: S605, S607
+        pytest.skip("needs user namespaces")
     (tmp_path / "memory.py").write_text(BACKENDS)
     write_cases(tmp_path, {"good": 0.25})
     run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:{backend}", "--memory", "400MiB")
