@@ -772,7 +772,7 @@ class _Counted:
 
 
 def _reason(result: Result) -> str:
-    """Return why a result is no verdict on its node; empty if it is a verdict."""
+    """Return why a result does not decide whether its node is right; empty if it decides."""
     if result.outcome in _RIGHT:
         elements = sum(diff.elements for diff in result.diffs)
         inconclusive = sum(diff.inconclusive for diff in result.diffs)

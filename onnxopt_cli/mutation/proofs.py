@@ -182,7 +182,7 @@ PROOFS: Sequence[Proof] = (
         _is_matrix_parameter,
     ),
     Proof(
-        "The input has only one element: there is no order, no batch and no other element.",
+        "The input has only one element: it lacks an order, a batch and other elements.",
         re.compile(
             r"(\w+) (first (batch|element|value) for all|last value for all|only the last value|"
             r"reversed( along the (first|last) axis)?|last axes exchanged|sorted|rotated by one|"

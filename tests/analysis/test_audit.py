@@ -95,7 +95,7 @@ def test_joined_shards_equal_the_complete_audit(workplace, onnxopt):
     (workplace / "weak.yaml").write_text(UNEVEN)
     other_cases = onnxopt("audit", "weak.yaml", *parts)
     assert other_cases.code == 2
-    assert "of other cases or expected outputs" in other_cases.err
+    assert "of other cases or other expected outputs" in other_cases.err
     not_a_shard = onnxopt("audit", "weak.yaml", "--join", "complete.json")
     assert not_a_shard.code == 2
     assert "complete.json is not a shard of an audit" in not_a_shard.err
