@@ -94,7 +94,7 @@ def judge(
     note = ""
     if response.failure is Outcome.SKIP and not (
         # A case may be skipped only if its node violates the signature of its operator. A hostile
-        # worker could claim that it skipped any case.
+        # worker could claim to have skipped any case.
         problem.must_reject and breaks_signature(problem.model, problem.inputs)
     ):
         outcome, messages = Outcome.PROTOCOL, ["skipped a case that applies to it"]

@@ -68,9 +68,9 @@ def _vulkan_exp_ulps(x: Array) -> Array:
 
 
 #: Vulkan specification, "Precision of GLSL.std.450 Instructions", which states the errors of exp,
-#: log, sin, cos, atan and atan2. The errors of other functions follow from these: tan from sin /
-#: cos, sinh and cosh from sums of exp, tanh from sinh / cosh, asin and acos from atan2, and pow(x,
-#: y) from exp2(y log2(x)). A division has an error of 2.5 ulp.
+#: log, sin, cos, atan and atan2. The errors of other functions follow from these: tan from
+#: sin / cos, sinh and cosh from sums of exp, tanh from sinh / cosh, asin and acos from atan2, and
+#: pow(x, y) from exp2(y log2(x)). A division has an error of 2.5 ulp.
 _VULKAN: Mapping[str, ErrorOf] = {
     "Exp": _relative(_vulkan_exp_ulps),
     "Log": _logarithm(2.0**-21, 3.0),

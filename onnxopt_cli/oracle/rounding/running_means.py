@@ -45,11 +45,11 @@ def means_before(means: Array, mean: Array | float = 0.0) -> Array:
 def _means_of_section(terms: Array, first: int, mean: Array) -> Array:
     """Return the means of consecutive terms by a fixed-point iteration.
 
-    If step j has the rounding error d_j, the mean of k terms has the error (1 d_1 + ... + k d_k) /
-    k. Each sweep computes the rounding errors of all steps from the means of the previous sweep,
-    and new means from these errors. If a sweep changes no mean, the means are exactly those of the
-    recurrence. If the sweeps end earlier, the errors of the means are as large as those of the
-    recurrence.
+    If step j has the rounding error d_j, the mean of k terms has the error
+    (1 d_1 + ... + k d_k) / k. Each sweep computes the rounding errors of all steps from the means
+    of the previous sweep, and new means from these errors. If a sweep changes no mean, the means
+    are exactly those of the recurrence. If the sweeps end earlier, the errors of the means are as
+    large as those of the recurrence.
 
     Args:
         terms: the terms of the section.
