@@ -198,12 +198,8 @@ _NAMES_CODE = re.compile(
     r"PATH|LD_\w+|DYLD_\w+|PYTHON\w+|BASH_ENV|ENV|NODE_PATH|PERL5?LIB|RUBYLIB|CLASSPATH|GCONV_PATH"
     r"|GEM_(HOME|PATH)|\w+(LIBRARY|PLUGIN|LAYER|LOAD)_PATH|\w+_PRELOAD"
 )
-# Variables that contain options of an interpreter, such as `--require=./x`. Some contain a path to
-# code instead, as in `@x`.
-_HOLDS_OPTIONS = re.compile(
-    r"\w*(OPTIONS|OPTS?|FLAGS|ARGS|INIT|HOOKS)|OPENSSL_(CONF|ENGINES|MODULES)|LUA_INIT_\w+"
-    r"|R_(ENVIRON|PROFILE)\w*|\w+_(DYLIB|LIBRARY|LIB)(_PATH)?|ONNXOPT_OPERATORS"
-)
+# Options that `named_code` handles itself, or that cannot contain a path.
+_NO_PATHS = frozenset({"python", "unsupported"})
 # The environment of an interpreter, relative to the interpreter's prefix.
 _SITE_PACKAGES = ("lib*/py*/site-packages", "Lib/site-packages")
 _MAX_ENTRIES = 20_000
@@ -226,6 +222,9 @@ def named_code(text: str) -> Iterator[Path]:
         if name.startswith(ENVIRONMENT)
     }
     yield from _of_environment(environment)
+    for name, value in specification.options.items():
+        if name not in _NO_PATHS and not name.startswith(ENVIRONMENT):
+            yield from _of_option(value)
     if "python" in specification.options:
         yield from _interpreter(Path(specification.options["python"]))
     modules = [Path.cwd(), *_entries(environment.get("PYTHONPATH", ""))]
@@ -314,7 +313,7 @@ def _of_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Iterator
 
 
 def _of_option(option: str) -> Iterator[Path]:
-    """Yield the paths of code in an option, as in ``-r./x``, ``-I./lib`` or ``-agent:x.jar``.
+    """Yield the paths in an option or variable, as in ``-r./x``, ``-I./lib`` or ``-agent:x.jar``.
 
     The text ``./x`` may stand for ``./x.js``, because an interpreter may add the suffix.
     """
@@ -347,12 +346,14 @@ def _run_folder(folder: Path) -> Iterator[Path]:
 def _of_environment(environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the files and folders that environment variables name, and the code in the folders."""
     for name, value in environment.items():
-        if _HOLDS_OPTIONS.fullmatch(name):
-            yield from _of_option(value)
         if name in {"PYTHONUSERBASE", "PYTHONHOME"}:
             for prefix in _entries(value):
                 yield from _installed_below(prefix)
+        if name == "HOME":
+            # Python loads the packages of the user from this folder.
+            yield from _installed_below(Path(value, ".local"))
         if not _NAMES_CODE.fullmatch(name):
+            yield from _of_option(value)
             continue
         for path in _entries(value.replace(" ", os.pathsep) if "PRELOAD" in name else value):
             # Folders of PATH contain unrelated programs; `named_code` yields only the program that

@@ -152,6 +152,13 @@ FOREIGN_CODE = {
     "start file": ("exec:be.py", {"LUA_INIT": "@evil.lua"}, "evil.lua"),
     "option of a command": ("exec:node -r./evil be.py", {}, "evil.js"),
     "packages of a user": ("exec:be.py", {"PYTHONUSERBASE": "HERE/venv"}, f"{SITE_PACKAGES}/a.pth"),
+    "packages in a home folder": (
+        "exec:be.py",
+        {"HOME": "HERE/home"},
+        f"home/.local/{SITE_PACKAGES.removeprefix('venv/')}/usercustomize.py",
+    ),
+    "folder in any variable": ("python:be.py:run", {"ACME_PLUGINS": "HERE/lib"}, "lib/plugin.so"),
+    "path in any variable": ("exec:be.py", {"ACME": "load=file://HERE/plugin.so"}, "plugin.so"),
     "configuration of an interpreter": ("exec:venv/bin/python be.py", {}, "venv/pyvenv.cfg"),
 }
 
@@ -177,6 +184,14 @@ def test_startup_files_of_an_interpreter_are_checked(layout, place, onnxopt, for
     layout("python:be.py:run", path, "venv/bin/python", python='"venv/bin/python"')
     foreign(place / path)
     require_rejection(onnxopt("run", "-b", "mine", "-q"), place, "usercustomize.py")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give single files away")
+def test_path_in_an_option_is_checked(layout, place, onnxopt, foreign):
+    layout("onnxruntime", "custom.so", options='{"config.custom" = "HERE/custom.so"}')
+    assert onnxopt("list", "spec/adam").code == 0
+    foreign(place / "custom.so")
+    require_rejection(onnxopt("run", "-b", "mine", "-q"), place, "custom.so")
 
 
 def test_bytecode_in_a_folder_writable_by_all_users_is_rejected(place, onnxopt):
