@@ -10,7 +10,8 @@ https://docs.gitlab.com/ci/variables/predefined_variables, https://circleci.com/
 https://learn.microsoft.com/azure/devops/pipelines/build/variables,
 https://buildkite.com/docs/pipelines/configure/environment-variables,
 https://cirrus-ci.org/guide/writing-tasks, https://support.atlassian.com/bitbucket-cloud/docs,
-https://docs.drone.io/pipeline/environment
+https://docs.drone.io/pipeline/environment, https://forgejo.org/docs/latest/user/actions,
+https://docs.codemagic.io, https://docs.bitrise.io, https://cloud.google.com/build/docs
 """
 
 from __future__ import annotations
@@ -21,22 +22,11 @@ from collections.abc import Mapping
 
 _SUMMARY = "GITHUB_STEP_SUMMARY"
 # Names of the variables with paths of files that the CI server reads after the step has ended.
-_FILES = frozenset(
-    {
-        "GITHUB_ENV",
-        "GITHUB_PATH",
-        "GITHUB_OUTPUT",
-        "GITHUB_STATE",
-        _SUMMARY,
-        "BASH_ENV",
-        "BITBUCKET_PIPELINES_VARIABLES_PATH",
-        "BUILDKITE_ENV_FILE",
-        "CIRRUS_ENV",
-        "DRONE_CARD_PATH",
-        "DRONE_OUTPUT",
-        "PLUGIN_OUTPUT_FILE",
-        "TEAMCITY_BUILD_PROPERTIES_FILE",
-    }
+_FILES = re.compile(
+    r"(GITHUB|GITEA|FORGEJO|GITLAB|CIRRUS)_(ENV|PATH|OUTPUT|STATE|STEP_SUMMARY)"
+    r"|BASH_ENV|BITBUCKET_PIPELINES_VARIABLES_PATH|BUILDER_OUTPUT|BUILDKITE_ENV_FILE|CM_ENV"
+    r"|DRONE_CARD_PATH|DRONE_OUTPUT|ENVMAN_ENVSTORE_PATH|PLUGIN_OUTPUT_FILE"
+    r"|TEAMCITY_BUILD_PROPERTIES_FILE"
 )
 # Names of the variables with addresses of the CI server or with credentials.
 _ACCESS = re.compile(
@@ -44,7 +34,7 @@ _ACCESS = re.compile(
     r"|(GH|GITHUB|GITEA|FORGEJO|CI|GITLAB|CIRCLE|BUILDKITE|BITBUCKET|SYSTEM|AZP|VSTS|AGENT|APPVEYOR"
     r"|CIRRUS|DRONE|HARNESS|SEMAPHORE|TRAVIS|TEAMCITY|JENKINS|CODEBUILD|WOODPECKER)"
     r"_(\w*_)?(\w*TOKEN\w*|JWT\w*|PASSWORD|SECRET\w*|NETRC\w*|API_URL)"
-    r"|SYSTEM_ACCESSTOKEN|CI_REPOSITORY_URL"
+    r"|SYSTEM_ACCESSTOKEN|CI_REPOSITORY_URL|CI_SERVER_TLS_KEY_FILE|BITBUCKET_SSH_KEY_FILE"
 )
 
 _withheld: dict[str, str] = {}
@@ -67,4 +57,4 @@ def step_summary() -> str:
 
 
 def _is_channel(name: str) -> bool:
-    return name in _FILES or _ACCESS.fullmatch(name) is not None
+    return any(pattern.fullmatch(name) for pattern in (_FILES, _ACCESS))
