@@ -341,15 +341,23 @@ def serve(descriptor: int) -> NoReturn:
     while True:
         request, _, model = connection.recv_bytes().partition(b"\n")
         part, options, needs_result = json.loads(request)
-        # The alarm ends this process even while C++ code runs.
-        signal.setitimer(signal.ITIMER_REAL, TIME_SECONDS)
+        _set_alarm(TIME_SECONDS)
         try:
             result = _perform(part, model, options)
             response = _ACCEPTED + result if needs_result else _ACCEPTED
         except OnnxRefusal as error:
             response = _REFUSED + str(error).encode("utf-8", "replace")
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_alarm(0)
         connection.send_bytes(response)
+
+
+def _set_alarm(seconds: int) -> None:
+    """Set the alarm that ends this process even while C++ code runs; 0 for no alarm.
+
+    If the system has no timers, only the parent limits the time.
+    """
+    with suppress(OSError):
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _serve_forked(descriptor: int) -> NoReturn:

@@ -63,7 +63,8 @@ def main(
     # The runner handles Ctrl-C, and a backend that interrupts its own main thread must not end the
     # worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()
+    with suppress(OSError):
+        faulthandler.enable()
     for descriptor in (channel, input_file, output_file):
         if descriptor >= 0:
             # Processes that the backend starts must not inherit the descriptor.

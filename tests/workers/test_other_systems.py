@@ -135,7 +135,7 @@ def test_missing_wide_type_is_reported_with_the_package_to_install(tmp_path):
 
 # The calls of a group fail together, so no call may be replaced by another call of its group.
 OPTIONAL_CALLS = {
-    "ENOSYS": "pidfd_open,sched_getaffinity,prctl,linkat,unshare,setpgid",
+    "ENOSYS": "pidfd_open,sched_getaffinity,prctl,linkat,unshare,setpgid,setitimer,sigaltstack",
     "EPERM": "prlimit64,flock,memfd_create,fsync,waitid",
 }
 LESS_ISOLATION = {
