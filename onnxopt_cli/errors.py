@@ -130,7 +130,7 @@ class UnusableOutput(OnnxoptError):
 
 
 class BackendFailure(OnnxoptError):
-    """Raised if a response of a backend reports a failure, with a message of the backend."""
+    """Raised if a backend reports a failure in its response; the message is the backend's."""
 
 
 class BackendDied(OnnxoptError):

@@ -102,7 +102,7 @@ def _summary(lowering: LoweredModel) -> str:
 
 
 def _undefined_operators(model: onnx.ModelProto) -> str:
-    """Return a line that names the operators without a definition; empty if there are none."""
+    """Return a line that names the undefined operators; empty if every operator is defined."""
     from onnx import defs
 
     from onnxopt_cli.operators.nodes import all_nodes

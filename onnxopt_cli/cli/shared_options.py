@@ -196,7 +196,7 @@ def opened_cluster(
     Args:
         config: the options.
         interruption: set when the user interrupts the command.
-        packages: further packages of which the workers must have the local version.
+        packages: further packages; the workers must have the same versions of them as this machine.
 
     Raises:
         UsageError: if the cluster cannot be used.

@@ -47,7 +47,7 @@ _COUNT = Number(least=1, whole=True)
 _MAX_JOBS = 1024
 _MAX_SHARDS = 1_000_000
 # Settings that select cases, backends or expectations. In a resumed or merged run, they may be
-# written in another way. What must agree are the selected cases, backends and expectations.
+# written in another way, as long as the selected cases, backends and expectations agree.
 _COMPARED: dict[str, Any] = {"may_differ": True, "from_log": True}
 # Settings that may change a verdict.
 _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}

@@ -59,7 +59,7 @@ def in_blocks(compute: Callable[[slice], T], size: int, block: int = BLOCK) -> I
 
 
 def room(count: int, dtype: np.dtype[Any]) -> Array:
-    """Return an uninitialized flat array whose memory has normal pages, not huge pages.
+    """Return an uninitialized flat array in memory pages of normal size, not in huge pages.
 
     NumPy requests huge pages for large arrays. On a busy or virtual machine, the system takes
     longer to find and clear a huge page than to read data from a file into the page.

@@ -63,9 +63,9 @@ def cache_folder() -> Path:
     try:
         return platformdirs.user_cache_path("onnxopt")
     except RuntimeError:
-        # If HOME is not set and the user is missing from the password database, there is no home
-        # folder. No folder can be created below os.devnull, so the command warns and runs without a
-        # cache.
+        # If HOME is not set and the user is missing from the password database, the user has no
+        # home folder. No folder can be created below os.devnull, so the command warns and runs
+        # without a cache.
         return Path(os.devnull, "onnxopt")
 
 

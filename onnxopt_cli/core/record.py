@@ -395,7 +395,7 @@ def _diff_from_json(data: Any) -> Diff:
 
 
 def _contradiction(diff: Diff) -> str:
-    """Describe a contradiction between the fields of a Diff; empty if there is none."""
+    """Describe a contradiction between the fields of a Diff; empty if they agree."""
     counts = {
         "mismatches": diff.mismatches,
         "inconclusive elements": diff.inconclusive,

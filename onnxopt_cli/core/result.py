@@ -135,7 +135,8 @@ class Result:
             message begins with the text of :func:`wrong_outputs`.
         diffs: comparisons of the outputs; empty if the backend returned none.
         returned: the backend's outputs, which the explanation of a failure needs.
-        curve: for a trajectory, the largest error / tolerance by recorded step; otherwise empty.
+        curve: for a trajectory, the largest error / tolerance of each recorded step; otherwise
+            empty.
         seconds: wall time in the backend.
         printed: the end of the text that the backend printed to stdout and stderr, if the text may
             explain a failure.

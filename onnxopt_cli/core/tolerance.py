@@ -161,7 +161,7 @@ class Drawn:
             defect; empty for an accepted sample.
         provenance: the source of the expected distribution.
         beside: function from all outputs by name to a description of a contradiction between the
-            outputs; empty if there is none.
+            outputs; empty if they agree.
     """
 
     distribution: str

@@ -16,8 +16,8 @@ from onnxopt_cli.report.view.run_view import RunView
 
 #: The path of a report that is written to standard output.
 STDOUT = "-"
-#: The name of the Markdown report that is appended to the summary of a GitHub step, in lists of
-#: reports. Users cannot request this report by name.
+#: In lists of reports, this name denotes the Markdown report that is appended to the summary of a
+#: GitHub step. Users cannot request this report by name.
 SUMMARY = "step summary"
 #: The maximum number of bytes of a step's summary. GitHub discards a longer summary.
 _MAX_SUMMARY_BYTES = 1 << 20

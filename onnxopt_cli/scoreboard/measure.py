@@ -46,8 +46,8 @@ QUICK_CASES = 470
 SEVERAL_OPERATORS = "models of several operators"
 #: The row for cases whose model is invalid or has no node.
 NO_OPERATOR = "no operator"
-# If an operator has a function body, onnx has a second case for each of its examples, whose model
-# consists of the nodes of the body. This suffix marks the second case.
+# For each example of an operator with a function body, onnx has two cases. The model of the second
+# case consists of the nodes of the body, and the id of this case has this suffix.
 _EXPANDED = re.compile(r"_expanded(_ver\d+)?(?=/|$)")
 
 

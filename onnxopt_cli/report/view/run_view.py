@@ -343,7 +343,7 @@ class RunView:
 
     @cached_property
     def fallback(self) -> str:
-        """The number of cases without a better tolerance than ONNX's, with the reasons.
+        """The number of cases that are judged by ONNX's tolerance as a fallback, with the reasons.
 
         An example is ``3 cases judged by ONNX's tolerance: its shape depends on roundings (2);
         ...``. The text is empty if no case is judged by ONNX's tolerance.
