@@ -1,5 +1,5 @@
 // Filters and sorts cases, opens linked cases, and copies commands. Without this script, the page shows
-// the cases in the order of the run: all of them, or the first 1000.
+// all cases, or the first 1000, in the order of the run.
 "use strict";
 (() => {
   const form = document.getElementById("filter");
@@ -10,7 +10,7 @@
   const cells = [...(document.getElementById("cells")?.content.children ?? [])];
   const labels = cells.map((cell) => cell.dataset.label);
   const firstRow = body.rows[0];
-  // Beyond the first 1000 rows, only those that are shown are created.
+  // Rows after the first 1000 are created only when they are shown.
   const created = (id, operator, places) => {
     const row = firstRow.cloneNode(true);
     row.dataset.operator = operator;

@@ -71,7 +71,7 @@ class Accuracy:
 
     @property
     def not_finite(self) -> int:
-        """The number of elements of which exactly one value, expected or actual, is finite."""
+        """The number of elements whose distance to the expected value is not finite."""
         return self.elements - sum(self.ulp_counts)
 
     @property
