@@ -118,8 +118,8 @@ def resident(process: int) -> int:
 def memory_folder(process: int) -> str:
     """Return the folder of /proc that states the memory of a process.
 
-    If the first thread of a process has ended, the folder of the process states no memory, although
-    other threads may hold it.
+    If the first thread of a process has ended, the folder of the process states no memory. The
+    folders of its other threads then state the memory.
     """
     folder = f"/proc/{process}"
     with suppress(OSError):
@@ -137,7 +137,7 @@ def thread_folders(process: int) -> list[str]:
 
 
 def _resident(folder: str) -> int:
-    """Return the resident bytes of the process that has a folder of /proc."""
+    """Return the resident bytes of a process, read in its folder of /proc or a thread's folder."""
     return int(read_proc(f"{folder}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

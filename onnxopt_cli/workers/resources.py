@@ -118,7 +118,9 @@ def memory_files(process: int) -> dict[FileKey, int]:
 
 
 def _open_paths(thread: str) -> dict[str, str]:
-    """Return the descriptors of a thread that are not sockets, pipes and the like, and their paths.
+    """Return the paths of the files that a thread has open, by descriptor.
+
+    Sockets, pipes and other descriptors without a path are left out.
 
     Args:
         thread: the thread's folder in /proc.
