@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 )
 @option(
     "--injected",
-    "Inject errors into correct outputs, of any operators, and show which tolerance catches them.",
+    "Inject errors into correct outputs of any operators, and show which tolerances detect them.",
     is_flag=True,
 )
 @option("-v, --verbose", "Also list redundant and inconclusive cases; slow.", is_flag=True)

@@ -147,7 +147,7 @@ def _fault_of_system(error: OSError) -> UsageError | None:
     if error.filename == sys.executable:
         return UsageError(
             f"Python cannot be started: {error.strerror} ({printable(sys.executable)})",
-            hint="backends run in Python processes; --isolation none runs them in this one",
+            hint="backends run in Python processes; --isolation none runs them in this process",
         )
     if error.filename == os.devnull and error.errno not in _HINTS:
         return UsageError(

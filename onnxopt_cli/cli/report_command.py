@@ -41,7 +41,7 @@ def command() -> None:
 )
 @option(
     "--baseline LOG",
-    "An earlier run, with which Markdown and HTML compare this one.",
+    "An earlier run, with which the Markdown and HTML reports compare this run.",
     type=PATH,
 )
 def render(saved: Path, reports: tuple[str, ...], baseline: Path | None) -> int:

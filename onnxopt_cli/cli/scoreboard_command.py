@@ -25,7 +25,9 @@ from onnxopt_cli.workers.interruption import interruptible
     type=click.Choice(["full", "quick"]),
     show_default=False,
 )
-@option("--no-run", "Run nothing, and write the site of the existing results.", is_flag=True)
+@option(
+    "--no-run", "Write the site from the existing results, without running cases.", is_flag=True
+)
 @options_of(Execution)
 @option_of(
     RunConfig,

@@ -215,8 +215,8 @@ def opened_cluster(
         yield cluster
 
 
-# Keys in the dictionary `meta` of a click context: for the content of the configuration file, for
-# the places of its settings, and for the registry that the command uses.
+# Keys in the dictionary `meta` of a click context. The values are the content of the configuration
+# file, the places of its settings, and the registry that the command uses.
 _CONFIGURATION, _PLACES = "onnxopt configuration", "onnxopt places"
 _REGISTRY = "onnxopt registry"
 

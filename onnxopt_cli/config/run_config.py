@@ -147,14 +147,14 @@ class ModelInputs(Settings):
         None,
         "--inputs PATH",
         "Inputs of a model file: a data set directory, .npz, .npy or .pb.  "
-        "[default: drawn by declared types and shapes]",
+        "[default: random, with the declared types and shapes]",
         File(exists=True),
         **_VERDICTS,
     )
     dims: tuple[str, ...] = setting(
         (),
         "--dim NAME=SIZE",
-        "Size of a symbolic dimension of a model file; INPUT:AXIS for one without a name. "
+        "Size of a symbolic dimension of a model file; INPUT:AXIS if it has no name. "
         "May be given several times.",
         many=True,
         **_VERDICTS,
@@ -294,8 +294,8 @@ class Execution(Settings):
     isolation: Isolation | None = setting(
         None,
         "--isolation",
-        "Run backends in processes of their own, or all in this one.  "
-        "[default: process, but none for our own formulas]",
+        "Run backends in processes of their own, or all of them in this process.  "
+        "[default: process, but none for formulas that numpy computes]",
         OneOf(members=Isolation),
         # A log may come from another user and must not weaken isolation, so from_log is False.
         repeated=True,
@@ -468,7 +468,11 @@ class RunConfig(Settings):
         False, "--ff", "Run previously failing cases first.", Flag(), may_differ=True
     )
     shard: Shard | None = setting(
-        None, "--shard I/N", "Only part I of N, by a hash of the id.", _ShardText(), **_COMPARED
+        None,
+        "--shard I/N",
+        "Only part I of N of the cases; a hash of the id assigns a case to a part.",
+        _ShardText(),
+        **_COMPARED,
     )
     model_inputs: ModelInputs = group(ModelInputs)
     backends: tuple[str, ...] = setting(
@@ -647,7 +651,7 @@ class LocateConfig(Settings):
     execution: Execution = group(Execution)
     judging: Judging = group(Judging)
     output: Path = setting(
-        Path("located"), "-o, --output DIR", "Folder for a test directory per finding.", File()
+        Path("located"), "-o, --output DIR", "Folder for the test directories of findings.", File()
     )
     json: Path | None = setting(
         None, "--json FILE", "Also write the result as JSON; - for standard output.", File()

@@ -12,8 +12,8 @@ is ``{"map": [[key, value], ...]}``, and an empty optional is ``null``. A backen
 of an element type that ONNX lacks; such a type has its NumPy name.
 
 Received data is never unpickled or executed. A malformed or oversized message is refused as early
-as possible. Memory is allocated only for bytes that have arrived or that a limit allows, JSON with
-too many parts is not parsed, and the values of a message are counted while they are built.
+as possible. Memory is allocated only for bytes that have arrived or that a limit allows. JSON with
+too many parts is not parsed. The values of a message are counted while they are built.
 
 Workers in the interpreters of plugins also use this module. It must therefore run on Python 3.9
 with NumPy 1.24 and no other package.

@@ -13,10 +13,11 @@ from onnxopt_cli.report.view.verdict import in_words
 def badge_report(view: RunView) -> str:
     """Return a badge as JSON text.
 
-    If the run does not conform, the badge is red. If it conforms, the badge is yellow if there are
-    expected failures, green if a case passes, and grey if no case passes, as in a shard without
-    cases. The badge shows counts if all cases have been judged, and the verdict otherwise. The text
-    ends with the excluded capabilities, and with the arithmetic that the backend declares, if any.
+    If the run does not conform, the badge is red. If it conforms, the color is yellow with expected
+    failures. Without expected failures, it is green if a case passes, and grey if no case passes,
+    as in a shard without cases. The badge shows counts if all cases have been judged, and the
+    verdict otherwise. The text ends with the excluded capabilities, and with the arithmetic that
+    the backend declares, if any.
     """
     good = view.record.exit_code == 0
     color = "red"

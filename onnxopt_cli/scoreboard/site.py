@@ -66,8 +66,8 @@ _MAX_MESSAGE_CHARS = 300
 # If a failure has no outputs, the page shows this number of characters of its message, and folds
 # the remainder.
 _MAX_BRIEF_CHARS = 150
-# If several results have the same message, the page repeats it for each result if it has at most
-# this number of characters, and shows a longer message once.
+# A message with at most this number of characters is repeated for each result that has it. A longer
+# message is shown only once.
 _MAX_REPEATED_CHARS = 80
 # The content of a case is shortened to this number of characters, to limit the size of the site.
 _MAX_CONTENT_CHARS = 500
