@@ -12,8 +12,9 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -40,7 +41,7 @@ from onnxopt_cli.report.view.verdict import (
 # out a longer table. The filter of the page also finds cases that are not shown.
 _MAX_ROWS = 1000
 # The largest number of passes for which the page has a section with details.
-_MAX_PASSES = 5000
+_MAX_PASSES = 1000
 # The largest number of outputs in the chart of error / tolerance.
 _MAX_CHART_ROWS = 16
 # CSS classes of verdicts. A verdict without an entry has the class ``bad``.
@@ -93,7 +94,6 @@ def html_report(view: RunView) -> str:
     """Return an HTML document that reports a run."""
     environment = page_environment()
     rows = _rows(view)
-    hidden_rows, cells = _as_data(rows[_MAX_ROWS:])
     passes = [
         result
         for result in view.record.results
@@ -101,7 +101,9 @@ def html_report(view: RunView) -> str:
     ]
     detailed = [*view.nonconforming, *view.expected_failures, *passes[:_MAX_PASSES]]
     sections = set(map(anchor, detailed))
-    page = environment.get_template("page.html").render(
+    hidden_rows, cells = _as_data(rows[_MAX_ROWS:], sections)
+    template = environment.get_template("page.html")
+    page = template.render(
         **page_parts(),
         view=view,
         record=view.record,
@@ -112,7 +114,8 @@ def html_report(view: RunView) -> str:
         capabilities=list(view.capabilities),
         operator_rows=_operator_rows(view),
         rows=rows,
-        more=Markup.escape(json.dumps(hidden_rows, separators=(",", ":"))),
+        # In the text of an element, quotation marks need no escaping.
+        more=Markup(escape(json.dumps(hidden_rows, separators=(",", ":")), quote=False)),  # noqa: S704
         cells=cells,
         sections=sections,
         passes=_by_operator(passes[:_MAX_PASSES]),
@@ -219,27 +222,41 @@ def _rows(view: RunView) -> list[_Row]:
     return rows
 
 
-def _as_data(rows: Sequence[_Row]) -> tuple[list[list[Any]], list[tuple[int, Result | None]]]:
+def _as_data(
+    rows: Sequence[_Row], sections: Collection[str]
+) -> tuple[dict[str, Any], list[tuple[int, Result | None]]]:
     """Return rows and cells as data, which a browser reads many times faster than HTML.
 
-    A row consists of the case, its operator, its capabilities, and the number of a cell for each
-    backend. The second list contains the cells, each with its column, in the order of their
-    numbers. Cells that look alike have the same number.
+    Rows that differ only in their case share a kind, and cells that look alike share a number.
+
+    Args:
+        rows: the rows.
+        sections: the anchors of the results that have a section, to which their cells link.
+
+    Returns:
+        A dictionary and a list. In the dictionary, ``rows`` contains the case of each row and the
+        number of its kind, and ``kinds`` contains the operator, the capabilities and the cell
+        numbers of each kind. The list contains the cells, each with its column, in the order of
+        their numbers.
     """
     cells: dict[object, tuple[int, int, Result | None]] = {}
-    data: list[list[Any]] = []
+    kinds: dict[tuple[object, ...], int] = {}
+    data: list[tuple[str, int]] = []
     for row in rows:
-        numbered: list[Any] = [printable(row.case), row.operator, row.needs]
+        numbers = []
         for column, result in enumerate(row.cells):
             appearance: object = column
             if result is not None:
-                looks = label(result), result.standing, result.lowered, result.opset, result.note
-                text = anchor(result) if result.message or result.diffs else result.outcome
-                appearance = column, *looks, text
+                section = anchor(result)
+                text = section if section in sections else result.message
+                looks = result.standing, result.lowered, result.opset, result.note
+                appearance = column, label(result), result.outcome, *looks, text
             number, *_ = cells.setdefault(appearance, (len(cells), column, result))
-            numbered.append(number)
-        data.append(numbered)
-    return data, [(column, result) for _, column, result in cells.values()]
+            numbers.append(number)
+        kind = printable(row.operator), printable(row.needs), *numbers
+        data.append((printable(row.case), kinds.setdefault(kind, len(kinds))))
+    numbered_cells = [(column, result) for _, column, result in cells.values()]
+    return {"kinds": list(kinds), "rows": data}, numbered_cells
 
 
 def _operator_rows(view: RunView) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -375,3 +375,10 @@ def test_rows_beyond_the_first_1000_name_the_opset_that_ran():
     text = rendered("html", record(*first_results, *later_results))
     cells = text.partition('<template id="cells">')[2].partition("</template>")[0]
     assert [int(number) for number in re.findall(r"opset (\d+)", cells)] == opsets
+
+
+def test_passes_without_details_share_a_cell():
+    text = rendered("html", record(*(result(f"demo/{place}") for place in range(1100))))
+    cells = text.partition('<template id="cells">')[2].partition("</template>")[0]
+    assert cells.count("<td") == 1
+    assert "The first 1000 of 1100 passes have details" in text

@@ -26,7 +26,9 @@
     keys: [...row.cells].map((cell, column) =>
       column === 0 ? cell.textContent : cell.dataset.label),
   }));
-  for (const [id, operator, needs, ...places] of more ? JSON.parse(more.content.textContent) : []) {
+  const hidden = more ? JSON.parse(more.content.textContent) : { kinds: [], rows: [] };
+  for (const [id, kind] of hidden.rows) {
+    const [operator, needs, ...places] = hidden.kinds[kind];
     const keys = [id, ...places.map((place) => labels[place])];
     rows.push({ row: () => created(id, operator, places), operator, needs, keys });
   }
