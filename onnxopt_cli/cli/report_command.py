@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from onnxopt_cli.cli.shared_options import (
     option_of,
 )
 from onnxopt_cli.config.run_config import RunConfig
+from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected
 from onnxopt_cli.workers.interruption import INTERRUPTED
@@ -29,6 +31,10 @@ def command() -> None:
     onnxopt run --log run.jsonl
     onnxopt report render run.jsonl --report html=run.html
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
+    if claimed():
+        # A collection would visit all results of a run, of which none are garbage before the
+        # process ends.
+        gc.disable()
 
 
 @command.command("render")

@@ -230,6 +230,8 @@ def require_once(keys: Iterable[object]) -> None:
 _path = lru_cache(Path)
 # The shape in the description of a tensor such as `float32[2,3]`.
 _SHAPE = re.compile(r"\w+\[([0-9,]{0,400})\]")
+# The counts of elements of an output that :func:`_contradiction` compares with their number.
+_QUANTITIES = ("mismatches", "inconclusive elements", "counts of distances", "worst elements")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -396,21 +398,15 @@ def _diff_from_json(data: Any) -> Diff:
 
 def _contradiction(diff: Diff) -> str:
     """Describe a contradiction between the fields of a Diff; empty if they agree."""
-    counts = {
-        "mismatches": diff.mismatches,
-        "inconclusive elements": diff.inconclusive,
-        "counts of distances": sum(diff.ulp_counts),
-        "worst elements": len(diff.worst),
-    }
-    for quantity, count in counts.items():
-        if count > diff.elements:
-            return f"has {count} {quantity} of {diff.elements} elements"
-    if diff.structure is not None and diff.mismatches:
-        return "was not compared, but has mismatches"
-    shape = _SHAPE.fullmatch(diff.kind)
-    if shape is None or diff.structure is not None:
+    counts = diff.mismatches, diff.inconclusive, sum(diff.ulp_counts), len(diff.worst)
+    if max(counts) > diff.elements:
+        count, quantity = max(zip(counts, _QUANTITIES, strict=True))
+        return f"has {count} {quantity} of {diff.elements} elements"
+    if diff.structure is not None:
+        return "was not compared, but has mismatches" if diff.mismatches else ""
+    sizes = _sizes(diff.kind)
+    if sizes is None:
         return ""
-    sizes = tuple(map(int, filter(None, shape[1].split(","))))
     if math.prod(sizes) != diff.elements:
         return f"is {diff.kind}, but has {diff.elements} elements"
     for element in diff.worst:
@@ -418,6 +414,15 @@ def _contradiction(diff: Diff) -> str:
         if len(element.index) != len(sizes) or not all(inside):
             return f"is {diff.kind}, but has an element at {list(element.index)}"
     return ""
+
+
+@lru_cache
+def _sizes(kind: str) -> tuple[int, ...] | None:
+    """Return the shape in the description of a tensor; None if it describes no tensor."""
+    shape = _SHAPE.fullmatch(kind)
+    if shape is None:
+        return None
+    return tuple(map(int, filter(None, shape[1].split(","))))
 
 
 def _element_from_json(data: Any, kind: str) -> Element:
