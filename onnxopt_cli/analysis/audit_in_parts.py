@@ -34,7 +34,7 @@ from onnxopt_cli.core.record import (
     value_from_json,
     value_to_json,
 )
-from onnxopt_cli.core.text import exception_text, printable
+from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 from onnxopt_cli.errors import BackendUnavailable, UsageError
 from onnxopt_cli.run.remote import case_references
@@ -219,9 +219,12 @@ def _read_shard(path: Path) -> _Shard:
                     if "excess" in verdict:
                         outcomes[name, kind, verdict["name"]] = verdict
         return _Shard({**document.get("versions", {})}, digests, outcomes)
-    except (Malformed, ValueError, KeyError, TypeError, AttributeError) as error:
-        message = printable(f"{path} is not a shard of an audit: {exception_text(error)}")
-        raise UsageError(message, hint="audit --shard I/N --json FILE writes one") from None
+    except (Malformed, ValueError) as error:
+        problem = f"is not a shard of an audit: {error}"
+    except (KeyError, TypeError, AttributeError):
+        problem = "is not a shard of an audit"
+    hint = "audit --shard I/N --json FILE writes one"
+    raise UsageError(printable(f"{path} {problem}"), hint=hint)
 
 
 def digest(trials: Sequence[AuditedCase | NodeTrial]) -> str:

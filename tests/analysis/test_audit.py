@@ -98,7 +98,7 @@ def test_joined_shards_equal_the_complete_audit(workplace, onnxopt):
     assert "of other cases or other expected outputs" in other_cases.err
     not_a_shard = onnxopt("audit", "weak.yaml", "--join", "complete.json")
     assert not_a_shard.code == 2
-    assert "complete.json is not a shard of an audit" in not_a_shard.err
+    assert "complete.json is not a shard of an audit\n" in not_a_shard.err
 
 
 @pytest.mark.slow
