@@ -200,7 +200,7 @@ class NumberText:
         return f"the value that the text of a {self.text_of} states{computed} ({self.provenance})"
 
     def texts(self, stored: Array) -> Array:
-        """Return the shortest texts of the values, which the texts in a case may state."""
+        """Return the shortest text of each value; by default, stored texts state the values."""
         values = _stated_values(stored)[0].reshape(stored.shape)
         values = values if self.values is None else self.values
         return np.array([str(value) for value in values.reshape(-1)], object).reshape(values.shape)

@@ -51,7 +51,7 @@ _QUALIFICATIONS = {
     f"with {ABSOLUTE_ONLY}": ABSOLUTE_ONLY,
     "with inconclusive elements, whose tolerance reaches half of their value": INCONCLUSIVE,
 }
-# Outcomes without a result, whose reasons are listed separately from failures.
+# Cases with these outcomes have no result. Their reasons are listed separately from failures.
 WITHOUT_RESULT = frozenset({Outcome.UNSUPPORTED, Outcome.NOT_RUN})
 _NO_CAPABILITY = "none of these"
 
