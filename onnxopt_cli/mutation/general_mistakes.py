@@ -51,8 +51,9 @@ _UNREAD = "The attribute's value in the node is ignored."
 def generated(operator: Operator) -> Iterator[Implementation]:
     """Yield the known mistakes that follow from an operator's signature."""
     for table in (
-        _wrong_operands, _wrong_attributes, _wrong_results, _wrong_groups, _wrong_shapes,
-        _wrong_loops, _coarse_numbers, _wrong_types, _promoted_types, _wrong_reductions,
+        _wrong_operands, _wrong_attributes, _wrong_results, _sparse_updates, _wrong_groups,
+        _wrong_shapes, _wrong_loops, _coarse_numbers, _wrong_types, _promoted_types,
+        _wrong_reductions,
     ):  # fmt: skip
         yield from table(operator)
 
@@ -148,6 +149,31 @@ def _wrong_results(operator: Operator) -> Iterator[Implementation]:
             f"one NaN in {name} returned as all NaN": lambda _, new: new + 0 * np.sum(new),
         }
         yield from _result(operator, name, "The output is changed after its computation.", rows)
+
+
+def _sparse_updates(operator: Operator) -> Iterator[Implementation]:
+    """Yield mistakes in which parts of a tensor whose gradient or state is zero are not updated."""
+    sources = list(operator.outputs.values())
+    for name in operator.tensors[1:] if set(sources) <= set(operator.tensors) else ():
+        rows: Rows = {
+            f"elements left out where {name} is 0": lambda zero: zero,
+            f"rows left out where {name} is 0": lambda zero: (
+                np.all(zero, axis=-1, keepdims=True) if zero.ndim > 1 else np.zeros_like(zero)
+            ),
+            f"tensors left out where {name} is 0": np.all,
+        }
+
+        def after(
+            part: Callable[[Array], Array], operands: Operands, results: Results, name: str = name
+        ) -> Results:
+            unchanged = part(np.broadcast_to(operands[name], results[0].shape) == 0)
+            return tuple(
+                np.where(unchanged, operands[source], result)
+                for source, result in zip(sources, results, strict=True)
+            )
+
+        about = "Where all of the part's values are zero, the outputs equal the inputs."
+        yield from _around(operator, about, rows, after=after)
 
 
 def _wrong_groups(operator: Operator) -> Iterator[Implementation]:

@@ -351,6 +351,16 @@ class _ConformanceTemplates(Author):
         for name in self.operator.tensors:
             about = f"Only {name} is zero: detects a step that is skipped for it."
             yield self.template(f"{name}_zero", about, tensors={name: zero}, turn=False)
+        about = (
+            "A row and a column of a different tensor zero in each group: detects a sparse update, "
+            "which skips them."
+        )
+        shape, slices = (3, 16), {}
+        for group, name in enumerate(self.operator.tensors):
+            slices[name, group] = self.tensor(name, group, shape).copy()
+            slices[name, group][1], slices[name, group][:, 2] = 0, 0
+        shapes = [shape] * len(slices)
+        yield self.template("zero_slices", about, shapes=shapes, tensors=slices, turn=False)
         for name in self.nonnegative:
             about = f"{name} is negative, its new value is not: detects clipping of the input."
             ordinary = self.tensor(name, 0, (4,))

@@ -388,6 +388,23 @@ def test_known_mistake_omits_the_tail_of_a_loop():
 
 
 @pytest.mark.parametrize(
+    ("part", "G", "V_new"),
+    [
+        ("elements", [[0.0, 1], [0, 0]], [[2, 2.8], [2, 2]]),
+        ("rows", [[0.0, 1], [0, 0]], [[1.8, 2.8], [2, 2]]),
+        ("rows", [0.0, 0], [1.8, 1.8]),
+        ("tensors", [[0.0, 1], [0, 0]], [[1.8, 2.8], [1.8, 1.8]]),
+        ("tensors", [[0.0, 0], [0, 0]], [[2, 2], [2, 2]]),
+    ],
+)
+def test_known_mistake_omits_parts_without_a_gradient(part, G, V_new):
+    X, V = np.full_like(G, 1.0), np.full_like(G, 2.0)
+    call = momentum_call({"R": 0.1, "T": 1, "X": X, "G": G, "V": V})
+    outputs = mistake(MOMENTUM, f"{part} left out where G is 0").run(call)
+    np.testing.assert_allclose(outputs[1], V_new, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("name", "given", "seen"),
     [
         ("tensors rounded to bfloat16", 1 + 2**-8 + 2**-20, 1 + 2**-7),

@@ -30,6 +30,9 @@ DIMENSIONS = {
     "an operand of lower rank": lambda _, group: broadcasts_to_square(group, (3,)),
     "an operand of one row": lambda _, group: broadcasts_to_square(group, (1, 3)),
     "an operand of one column": lambda _, group: broadcasts_to_square(group, (3, 1)),
+    "an operand with a row of zeros": lambda _, group: any(
+        x.ndim == 2 and x.any() and not x.any(axis=1).all() for x in group[1:]
+    ),
     "beyond float32": lambda _, group: any(np.any(abs(x) == np.float64(1e60)) for x in group),
 }  # fmt: skip
 
