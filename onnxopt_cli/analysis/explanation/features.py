@@ -171,6 +171,7 @@ def fixed_conditions(index: int, feature: Feature) -> Iterator[Condition]:
         ("is NaN", 1.0, np.isnan),
         ("is infinite", 1.0, np.isinf),
         ("is NaN or infinite", 1.15, lambda values: ~np.isfinite(values)),
+        ("is finite", 1.15, np.isfinite),
         (
             "is finite, but beyond float32", 1.1,
             lambda values: np.isfinite(values) & (np.abs(values) > FLOAT32_MAX),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from random import Random
+from typing import Any
 
 import numpy as np
 
@@ -107,18 +108,23 @@ def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
 
 
 def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | None:
-    """Return a copy of a node in which one scalar, attribute or operand is set to a number."""
+    """Return a copy of a node in which one scalar, attribute or operand is set to a number.
+
+    The result is None if the operator rejects the number, or if the number is outside the range of
+    the type: a value that becomes infinite or 0 would be taken for the number.
+    """
     operator, scalars, attributes = call.operator, list(call.scalars), call.attributes
     groups, omitted = call.groups, call.omitted
     with np.errstate(over="ignore"):
         for place, item in enumerate(operator.scalars):
             if item.name == name:
-                if "int64" in item.dtypes and not abs(number) < _INT64_LIMIT:
+                if not _in_range(number, scalars[place].dtype):
                     return None
                 scalars[place] = np.full_like(scalars[place], number)
         if name in attributes:
             single, old = float(np.float32(number)), attributes[name]
-            if isinstance(old, str) or undefined_at(operator, {name: single}):
+            in_range = _in_range(number, np.dtype(np.float32))
+            if isinstance(old, str) or not in_range or undefined_at(operator, {name: single}):
                 return None
             value = (single,) * len(old) if isinstance(old, tuple) else single
             attributes, omitted = {**attributes, name: value}, omitted - {name}
@@ -126,11 +132,21 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
             place = operator.tensors.index(name)
             if name in nonnegative_tensors(operator):
                 number = abs(number)
+            if not all(_in_range(number, group[place].dtype) for group in groups):
+                return None
             groups = _mapped(
                 call, lambda at, tensor: np.full_like(tensor, number) if at == place else tensor
             ).groups
     changed_call = replace(call, scalars=tuple(scalars), attributes=attributes, groups=groups)
     return checked(replace(changed_call, omitted=omitted))
+
+
+def _in_range(number: float, dtype: np.dtype[Any]) -> bool:
+    """Return whether a number neither overflows nor underflows to 0 in a type."""
+    if dtype.kind == "i":
+        return abs(number) < _INT64_LIMIT
+    rounded = float(dtype.type(number))
+    return bool(np.isfinite(rounded) == np.isfinite(number) and (rounded == 0) == (number == 0))
 
 
 @np.errstate(over="ignore", invalid="ignore")

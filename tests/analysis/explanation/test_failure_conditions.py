@@ -20,6 +20,7 @@ from onnxopt_cli.analysis.explanation.features import (
     fitted_conditions,
     roundest,
 )
+from onnxopt_cli.analysis.explanation.generated_inputs import with_number
 from onnxopt_cli.analysis.explanation.required_evidence import (
     supports_change,
     supports_only_where,
@@ -352,3 +353,36 @@ def test_threshold_covers_infinite_values_but_not_nan():
     (condition,) = fitted_conditions(0, feature, np.array([1e5, np.inf]), right)
     assert condition.test(np.array([1e3, 1e6, np.inf])).tolist() == [False, True, True]
     assert not [*fitted_conditions(0, feature, np.array([1e5, np.nan]), right)]
+
+
+@pytest.mark.parametrize(
+    ("number", "of_float32", "of_double"),
+    [(1e30, True, True), (1e60, False, True), (-1e-60, False, True), (0.0, True, True)],
+)
+def test_varied_operand_is_neither_infinite_nor_zero_instead_of_a_number(
+    number, of_float32, of_double
+):
+    call = next(
+        call for call, _ in suite_calls("Momentum") if call.groups[0][0].dtype.itemsize == 4
+    )
+    wide = replace(call, groups=tuple((x.astype(float), *rest) for x, *rest in call.groups))
+    assert (with_number(call, number, "X") is not None) == of_float32
+    assert (with_number(wide, number, "X") is not None) == of_double
+    assert (with_number(call, number, "R") is not None) == of_float32
+    assert (with_number(call, number, "alpha") is not None) == of_float32
+
+
+@pytest.mark.slow
+def test_condition_that_excludes_infinite_values_states_no_limit():
+    def prunes_all(call):
+        outputs, count, percents = evaluate(call), len(call.groups), call.attributes["percent"]
+        for group, (weights,) in enumerate(call.groups):
+            if percents[group % len(percents)] == 100:
+                finite = np.isfinite(weights)
+                outputs[group] = np.where(finite, weights.dtype.type(0), weights)
+                outputs[count + group] = np.asarray(~finite, weights.dtype)
+        return outputs
+
+    condition, _ = condition_of("MagnitudePrune", prunes_all)
+    parts = sorted(part.text for part in condition.conditions)
+    assert parts == ["W is finite", "percent is at least 100"]
