@@ -82,6 +82,21 @@ class StandardAfterTheFirst(Right):
         ]
 
 
+class PrunesAllAtHundred(Right):
+    """A backend of AdmmUpdate that prunes every finite element if percent is 100."""
+
+    def run(self, model, inputs):
+        call = sole_call(model, inputs)
+        outputs, count, percents = evaluate(call), len(call.groups), call.attributes["percent"]
+        for group, (W, _, U) in enumerate(call.groups):
+            if percents[group % len(percents)] == 100:
+                Z_new, U_new = outputs[group], outputs[count + group]
+                finite = np.isfinite(Z_new)
+                outputs[group] = np.where(finite, Z_new.dtype.type(0), Z_new)
+                outputs[count + group] = np.where(finite, W + U, U_new).astype(U_new.dtype)
+        return outputs
+
+
 class CountsRuns(Right):
     """A backend that uses the number of its runs as T."""
 

@@ -347,15 +347,22 @@ class CauseSearch:
                 condition = failure_condition(samples, compared, mistake)
             except _ContradictedError:
                 continue
-            if (
-                condition
-                and condition.conditions
-                and outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
-            ):
+            if condition and condition.conditions and self._agrees(mistake, outcomes):
                 met = self._cases_meeting(condition, mistake)
                 where = f", but only where {condition.where} ({condition.evidence})"
                 return self._cause_of(mistake, met, where)
         return None
+
+    def _agrees(self, mistake: Implementation, outcomes: Counter[bool]) -> bool:
+        """Return whether a mistake has reproduced enough of the wrong outputs of generated inputs.
+
+        Hundreds of changes of the formula are tried, so that one of them may agree with nearly all
+        inputs by accident. Therefore, more evidence is required for a change than for a known
+        mistake.
+        """
+        if named(self.operator, mistake.name):
+            return outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
+        return not self.submit or supports_change(outcomes[True], outcomes[False])
 
     def _reproduces_near(self, mistake: Implementation, submit: SubmitCall) -> bool:
         """Return whether a mistake reproduces the wrong elements of inputs near to failing cases.

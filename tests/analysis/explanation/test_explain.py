@@ -334,6 +334,17 @@ def test_mistake_in_some_tensors_is_named_with_the_condition(workplace, onnxopt)
     assert "but only where the tensor's number is at least 2" in found["text"]
 
 
+@pytest.mark.slow
+def test_change_that_agrees_with_most_inputs_is_not_named(workplace, onnxopt):
+    # The square of the threshold also exceeds all magnitudes if the largest one is above 1.
+    run = ("run", "pruning", "--operator", "AdmmUpdate", "-k", "percent", "-q", *IN_PROCESS)
+    report = ("--explain-time", "60", "--report", "json=out.json")
+    onnxopt(*run, *report, "-b", mistaken("PrunesAllAtHundred"))
+    (found,) = explanations()
+    assert "consistent with" not in found["text"]
+    assert "percent is at least 100" in found["text"]
+
+
 def test_changing_outputs_of_a_stateful_backend_are_reported(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(steps(1, 9))
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
