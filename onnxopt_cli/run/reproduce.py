@@ -88,7 +88,8 @@ class Observation:
         expected: the expected result by which the run judged; empty after an error.
         returned: the wrong outputs of the backend; empty if it returned none.
         is_plain: whether the graph declares exactly the inputs and outputs of the node, in the
-            node's order. The graph of a generated call does so.
+            node's order, and the attributes are sorted by name, as in the graph of a generated
+            call.
     """
 
     case: str
@@ -153,7 +154,9 @@ def _is_plain(graph: onnx.GraphProto) -> bool:
     node = graph.node[0]
     inputs = [info.name for info in graph.input]
     outputs = [info.name for info in graph.output]
-    return inputs == [*node.input] and outputs == [*node.output]
+    attributes = [attribute.name for attribute in node.attribute]
+    in_order = inputs == [*node.input] and outputs == [*node.output]
+    return in_order and attributes == sorted(attributes)
 
 
 def _with_returned(
@@ -259,29 +262,52 @@ def reproduces(implementation: Implementation, observation: Observation, judging
 def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
     """Return whether an implementation reproduces all wrong elements of a backend.
 
-    Elements that are wrong only in the implementation are ignored.
+    Elements that are wrong only in the implementation are ignored, unless the same element of
+    another output is wrong in the backend.
     """
     outputs = implementation.run(observation.call)
     if not len(outputs) == len(observation.right) == len(observation.returned):
         return False
-    for output, branch, returned in zip(
-        outputs, observation.right, observation.returned, strict=True
+    wrong_elements = [
+        np.ones(returned.shape, bool)
+        if (returned.dtype, returned.shape) != (branch.expected.dtype, branch.expected.shape)
+        else branch.wrong(returned)
+        for branch, returned in zip(observation.right, observation.returned, strict=True)
+    ]
+    affected_elements = _in_any_output(observation.call, wrong_elements)
+    for output, branch, returned, wrong, affected in zip(
+        outputs,
+        observation.right,
+        observation.returned,
+        wrong_elements,
+        affected_elements,
+        strict=True,
     ):
         expected = branch.expected
-        misfit = (returned.dtype, returned.shape) != (expected.dtype, expected.shape)
-        wrong = np.ones(returned.shape, bool) if misfit else branch.wrong(returned)
-        if not wrong.any():
+        if not affected.any():
             continue
         if (output.dtype, output.shape) != (returned.dtype, returned.shape):
             return False
         limit = _rounding(output)
-        if not misfit:
+        if (returned.dtype, returned.shape) == (expected.dtype, expected.shape):
             limit = limit + branch.limit
             if not branch.wrong(output)[wrong].all():
                 return False
-        if Branch(output, limit).wrong(returned)[wrong].any():
+        if Branch(output, limit).wrong(returned)[affected].any():
             return False
     return True
+
+
+def _in_any_output(call: Call[Array], masks: Sequence[Array]) -> list[Array]:
+    """Return for each output the elements that a mask selects in any output of the same tensor."""
+    groups = len(call.groups)
+    if any(map(call.operator.carries, call.operator.outputs)):
+        return [*masks]
+    return [
+        np.logical_or.reduce([mask for mask in masks[place % groups :: groups]
+                              if mask.shape == own.shape])
+        for place, own in enumerate(masks)
+    ]  # fmt: skip
 
 
 def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:

@@ -117,6 +117,18 @@ class ReturnsInNodeOrder(Right):
         return [by_name.get(name, outputs[0]) for name in model.graph.node[0].output]
 
 
+class ReadsAttributesByPosition(Right):
+    """A backend of Momentum that expects the numbers in the alphabetical order of their names."""
+
+    def run(self, model, inputs):
+        copy = deepcopy(model)
+        numbers = [each for each in copy.graph.node[0].attribute if each.name != "mode"]
+        names = sorted(number.name for number in numbers)
+        for number, name in zip(numbers, names, strict=True):
+            number.name = name
+        return super().run(copy, inputs)
+
+
 class RefusesBroadcasting(InsideTheRoot):
     """A backend like InsideTheRoot that also rejects broadcasting.
 

@@ -30,7 +30,10 @@ from onnxopt_cli.analysis.explanation.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.run.reproduce import Observation, agree, reproduces_wrong_elements
 from onnxopt_cli.suites.catalogue import suite_cases
 
 MAX_ELEMENTS = 2000
@@ -386,3 +389,17 @@ def test_condition_that_excludes_infinite_values_states_no_limit():
     condition, _ = condition_of("MagnitudePrune", prunes_all)
     parts = sorted(part.text for part in condition.conditions)
     assert parts == ["W is finite", "percent is at least 100"]
+
+
+def test_mistake_must_reproduce_all_outputs_of_a_wrong_element():
+    # Where Z_new should be 0, both return U_new = 0, but only the mistake returns Z_new = W + U.
+    admm = registry().named("AdmmUpdate")
+    for call, right in suite_calls("AdmmUpdate")[:20]:
+        count = len(call.groups)
+        outputs = evaluate(call)
+        returned = [*outputs[:count], *map(np.zeros_like, outputs[count:])]
+        if agree(right, returned):
+            continue
+        observation = Observation("", call, Expected({}, {}), returned)
+        mistake = named(admm, "largest elements pruned")
+        assert not reproduces_wrong_elements(mistake, observation)
