@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from random import Random
 
 import numpy as np
@@ -234,8 +235,30 @@ class ConditionQueries(ConditionFitting):
             met[meets] += 1
         return supports_wherever(met[True], met[False])
 
+    def _with_plain_numbers(self, conditions: Sequence[Condition]) -> list[Sample]:
+        """Return variations of a failing node that meet conditions, in which one operand is 0 or 1.
+
+        Random inputs rarely contain these numbers, for which many faults have no effect.
+        """
+        base = next(
+            (each for each in self._samples if each.failed and self._meets(conditions, each)), None
+        )
+        candidates = []
+        for feature, number in product(self._features if base else (), (0.0, 1.0)):
+            call = feature.vary(base.call, number) if base and feature.vary else None
+            if call is None or feature.kind != "number":
+                continue
+            branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+            candidate = self._sampled(call, branches)
+            if self._visible_share(candidate) and self._meets(conditions, candidate):
+                candidates.append(candidate)
+        return candidates
+
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
         """Submit new inputs; yield whether each input meets the conditions and whether it fails."""
+        for candidate in self._with_plain_numbers(conditions):
+            if seen := self._observe(candidate.call):
+                yield self._meets(conditions, seen), seen.failed
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)

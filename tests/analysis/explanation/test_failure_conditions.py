@@ -403,3 +403,17 @@ def test_mistake_must_reproduce_all_outputs_of_a_wrong_element():
         observation = Observation("", call, Expected({}, {}), returned)
         mistake = named(admm, "largest elements pruned")
         assert not reproduces_wrong_elements(mistake, observation)
+
+
+@pytest.mark.slow
+def test_backend_that_is_right_for_a_rate_of_one_is_not_wrong_wherever_a_condition_holds():
+    def scaled_by_rate(call):
+        outputs, count = evaluate(call), len(call.groups)
+        if call.attributes["mode"] == "standard":
+            for place in range(count, 2 * count):
+                scaled = outputs[place] * call.scalars[0].item()
+                outputs[place] = np.asarray(scaled, outputs[place].dtype)
+        return outputs
+
+    condition, _ = condition_of("Momentum", scaled_by_rate)
+    assert condition is None or "wherever" not in condition.text
