@@ -214,7 +214,7 @@ def case_content(case: Case, problem: Problem) -> CaseContent:
 
 
 def input_text(value: Value, most: int) -> str:
-    """Return the elements of a value as text; an empty optional gives an empty text.
+    """Return a text with the elements of a value; the text of an empty optional is empty.
 
     Args:
         value: the value.
@@ -231,14 +231,14 @@ def input_text(value: Value, most: int) -> str:
 
 
 def node_text(node: onnx.NodeProto) -> tuple[str, str]:
-    """Return the name of a node's operator, with its domain, and the attributes as text."""
+    """Return two texts: a node's operator with its domain, and the node's attributes."""
     name = f"{node.domain}:{node.op_type}" if node.domain else node.op_type
     attributes = (f"{item.name}={_attribute_text(item)}" for item in node.attribute)
     return name, ", ".join(attributes)
 
 
 def _attribute_text(attribute: onnx.AttributeProto) -> str:
-    """Return the value of a node's attribute as text."""
+    """Return a text with the value of an attribute."""
     try:
         value = helper.get_attribute_value(attribute)
     except ValueError:

@@ -37,7 +37,7 @@ COUNT = 3
 RATE = 0.4
 #: The element type of the inputs of a case template with ``wide=True``.
 WIDE_TYPE = "float64"
-# The number of calls with equal values after which a formula is considered deterministic.
+# A formula is considered deterministic if this number of calls return equal values.
 _CALLS = 20
 
 # Ordinary elements for tensors whose values a template does not state. They are short decimals
@@ -81,7 +81,7 @@ class Author:
         self.stepped = [item for item in operator.tensors if item != self.first]
 
     def within(self, name: str, fraction: float) -> float:
-        """Return the value at a fraction of the range between an attribute's limits."""
+        """Return a value of an attribute: its lower limit for fraction 0, its upper limit for 1."""
         least, largest = self.limits.get(name, (0.0, 1.0))
         return least + (largest - least) * fraction
 
@@ -91,15 +91,14 @@ class Author:
         return self.operator.input_names(groups)[len(self.operator.scalars) + position]
 
     def clipped(self, value: float) -> dict[str, float]:
-        """Return the value for every numeric attribute, clipped to its limits."""
+        """Return all numeric attributes, each set to ``value`` clipped to its limits."""
         limits = {name: self.limits.get(name, (value, value)) for name in self.numeric}
         return {name: min(max(value, least), largest) for name, (least, largest) in limits.items()}
 
     def around(self, name: str, fraction: float) -> list[float]:
-        """Return a value within an attribute's limits as float32, and its two float32 neighbours.
+        """Return three successive float32 values; the second is ``within(name, fraction)``.
 
-        The list contains the lower neighbour, the value and the upper neighbour. The neighbours do
-        not exceed the limits.
+        The first and the third value do not exceed the attribute's limits.
         """
         middle = np.float32(self.within(name, fraction))
         ends = map(np.float32, self.limits.get(name, (0.0, 1.0)))
@@ -131,7 +130,7 @@ class Author:
         }
 
     def judged(self, tensors: Mapping[str, Array], *, wide: bool = False) -> dict[str, Array]:
-        """Remove the elements for which an output is inconclusive."""
+        """Return the tensors without the elements for which an output is inconclusive."""
         template = self.template("", "", tensors=tensors, wide=wide)
         inconclusive = reduce(
             np.logical_or,
@@ -149,7 +148,10 @@ class Author:
         return {name: tensor[~inconclusive] for name, tensor in tensors.items()}
 
     def judgeable(self, templates: Iterable[CaseTemplate]) -> CaseTemplate:
-        """Return the first template with a conclusive element in every output, or else the last."""
+        """Return the first template with a conclusive element in every output.
+
+        If there is no such template, return the last one.
+        """
         for template in templates:
             if all(
                 derived_output.inconclusive < derived_output.value.size

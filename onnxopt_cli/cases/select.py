@@ -86,8 +86,8 @@ def choose(
     Args:
         cases: the cases to select from.
         filters: the filters of the command line; an empty filter selects every case.
-        tell: called with each notice for the user: about a word of a pattern that matches no case,
-            or the reason why all cases run although --lf was given.
+        tell: called with each notice for the user. A notice names a word that matches no case, or
+            states why all cases run although --lf was given.
         without: further capabilities to exclude, in addition to those in the filters, each with the
             reason.
         failed: how to use earlier failures; None ignores them.
@@ -101,8 +101,8 @@ def choose(
     Raises:
         UsageError: if no case has a given operator or tag, a capability is unknown, or a pattern
             has a syntax error.
-        NothingSelected: if a case is required and none is selected; the hint names each word of a
-            pattern that matches no case.
+        NothingSelected: if a case is required and none is selected; the hint names each word that
+            matches no case.
     """
     chosen = list(cases)
     ids = [case.id for case in cases]
@@ -146,7 +146,7 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed in their last run, then the others unless ``wanted.only``.
+    """Return the cases that failed in their last run; append the others if not ``wanted.only``.
 
     If none of the cases failed, or a backend has no earlier run, all cases and the reason are
     returned.

@@ -348,10 +348,10 @@ def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
 
 
 def _problem(template: CaseTemplate, test: str = "") -> Problem:
-    """Return a case template as a model with inputs.
+    """Return the problem of a case template: a model of one node, and its inputs.
 
-    The model has stored outputs if the case is published, or is written as the test directory
-    ``test``.
+    The problem has stored outputs if the case is published, or if ``test`` is the name of a test
+    directory to which the case is written.
     """
     inputs = [
         value if isinstance(value, np.ndarray) else value.make()

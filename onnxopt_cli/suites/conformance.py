@@ -65,9 +65,9 @@ _LATE = 900
 #: nonzero.
 _BEYOND = (1e60, -1e60, 1e-60, -1e-60, 1e60, -1e-60)
 _BESIDE = (True, True, True, True, False, False)
-#: A setting is a combination of values of the attributes with choices. If an operator has up to
-#: this number of settings, its case templates are repeated in all settings; with more settings,
-#: each case template has a single setting.
+#: A setting assigns a value to every attribute with choices. If an operator has up to this number
+#: of settings, its case templates are repeated in all settings. If it has more settings, each case
+#: template has a single setting.
 _MAX_SETTINGS = 4
 
 
@@ -171,7 +171,7 @@ class _ConformanceTemplates(Author):
             yield self.template(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[CaseTemplate]:
-        """Yield nodes in which an attribute is omitted, zero, unusual, or the only attribute."""
+        """Yield nodes that omit an attribute, set it to an unusual value, or have no other one."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
@@ -212,7 +212,7 @@ class _ConformanceTemplates(Author):
             yield self.template("all_negative", about, changed=self.all_unlimited(-0.5))
 
     def all_unlimited(self, value: float) -> Attributes:
-        """Return one value for every attribute without limits."""
+        """Return the attributes that have no limits, each set to ``value``."""
         return dict.fromkeys(self.unlimited, value)
 
     def early_or_late(self, name: str, about: str, changed: Attributes) -> CaseTemplate:

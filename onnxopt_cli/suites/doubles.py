@@ -149,7 +149,7 @@ def _defaults(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _beyond(author: Author) -> Iterator[CaseTemplate]:
-    """Yield tensors in double outside float32's range: one tensor, or all but one."""
+    """Yield nodes in which one tensor, or all tensors but one, exceed the range of float32."""
     names = author.operator.tensors
     if len(names) == 1 or not author.elementwise:
         return

@@ -40,8 +40,8 @@ _PARITIES = (2**53 - 1, 2**62, 2**24 + 1, 2**31 + 1, 2**33 + 1, 2**53 + 2)
 _FEW_PARITIES = 2
 #: Values of T for which attributes of 1 are tested.
 _ONES = (2**31 + 1, 2**53 + 1, 2**62)
-#: Names and values of an attribute, each with a magnitude of tensors for which an error of the
-#: attribute is detectable.
+#: Values that are tested for each attribute: the word in the case's name, the value, and a
+#: magnitude of the tensors for which an error in the attribute is detectable.
 _MAGNITUDES = (
     ("largest", float(np.finfo(np.float32).max), 1e-15), ("huge", 1e38, 1e-15),
     ("far", 333333.0, 1e-2), ("least", 3e-38, 1e15),
@@ -162,9 +162,9 @@ def tensors_of(author: Author, number: int) -> CaseTemplate:
 
 
 def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, TemplateInput]:
-    """Return random tensors for a group.
+    """Return random tensors, by name, for a group of tensors with the given shape.
 
-    The argument ``seeds`` selects one of several sets of seeds.
+    The argument ``seeds`` is the number of a set of seeds.
     """
     tensors: dict[str, TemplateInput] = {}
     for place, name in enumerate(author.operator.tensors):
@@ -181,7 +181,7 @@ def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, Temp
 
 
 def _near_largest(author: Author, shapes: Shapes) -> Mapping[str, Any]:
-    """Return attributes that select a rank between the ranks of the largest elements."""
+    """Return the attributes with limits, set to select a rank among the largest elements."""
     shares = [max(prod(shape) - _RANKS_BELOW, 0) / max(prod(shape) - 1, 1) for shape in shapes]
     changed: dict[str, Any] = {}
     for name in author.limits:
@@ -261,7 +261,7 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
-    """Return tensors at each scale: first only one operand is nonzero, then all are."""
+    """Return columns of operands at each scale: first one operand is nonzero, then all are."""
     names = author.operator.tensors
     columns = np.concatenate([scale * np.eye(len(names), 1 + len(names)) for scale in scales], 1)
     columns[:, len(names) :: 1 + len(names)] = scales

@@ -78,7 +78,7 @@ class GradientCase:
             ``!``. Numbers with a decimal point have the type ``dtype``, others are int64.
         xs: tensors by which y is differentiated.
         zs: the other variables of the Gradient node.
-        feeds: the inputs of the Gradient node if they are not the tensors that it names.
+        feeds: the inputs of the Gradient node if they differ from the tensors ``xs`` and ``zs``.
         omitted: outputs of the Gradient node that are omitted.
         dtype: element type of the inputs.
         opset: version of ai.onnx.

@@ -115,7 +115,7 @@ _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 _FEW_TENSORS = 9
 #: Share of infinite elements in literal tensors that have infinite elements.
 _INFINITE_SHARE = 0.06
-#: For attributes with limits, the share of numbers that are at or next to an integer rank.
+#: Share of the numbers of attributes with limits that select an integer rank or one next to it.
 _RANK_SHARE = 0.4
 #: The seed of the random generator that proposes candidates.
 _SEED = 20
@@ -279,7 +279,7 @@ class _Design:
         self._cover = _Cover(sizes, many)
 
     def template(self, shapes: Shapes, *, plain: bool = False) -> CaseTemplate:
-        """Return the case template whose pairs of levels have been covered least.
+        """Return a new case template whose pairs of levels earlier templates cover least.
 
         Args:
             shapes: the shapes of the tensors, one for each group.
@@ -355,7 +355,7 @@ class _Design:
     def _group(
         self, node: Array, chosen: Mapping[str, Any], shape: tuple[int, ...], extremes: float
     ) -> Array:
-        """Choose the levels of a group, given the levels of its node."""
+        """Return the levels of a group in a node that has the levels ``node``."""
         # In a node with many groups, random levels cover a sufficient number of pairs.
         number = _GROUPS if chosen["tensors"] <= _FEW_TENSORS else 1
         candidates = np.empty((number, len(self._sizes)), int)
@@ -412,9 +412,9 @@ class _Design:
         )
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
-        """Return a number for each group.
+        """Return the numbers of an attribute: one for each group if it has limits, else one.
 
-        Each number is the given number, or a number at or next to an integer rank.
+        Each number is ``number``, or selects a rank that is an integer or next to an integer.
         """
         numbers = []
         for shape in shapes:
@@ -500,7 +500,7 @@ def _lifted(shape: tuple[int, ...], random: np.random.RandomState) -> tuple[int,
 
 
 def _mixtures(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the sets of a group's tensors that are doubles: none, all, one, or all but one."""
+    """Return sets of names of tensors: no tensor, all tensors, each single one, all but one."""
     mixed: list[tuple[str, ...]] = [(name,) for name in names]
     mixed += [tuple(tensor for tensor in names if tensor != name) for name in names]
     return [(), *[tuple(names)] * len(names), *filter(None, mixed)]

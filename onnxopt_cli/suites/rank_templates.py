@@ -1,12 +1,12 @@
 """Case templates of attributes that select a rank, such as a percentage of the elements.
 
-Attributes with limits are such attributes. In :func:`rank_templates`, an attribute selects an
-element of a literal tensor, or a value between two elements. In :func:`whole_rank_templates`, an
-attribute selects integer ranks in tensors of many lengths. The templates of
-:func:`far_rank_templates` have many elements or many tensors. These templates avoid integer ranks
-at which the rounding of (n - 1) * percent / 100 depends on the order of operations. The order
-percent / 100 * (n - 1), which ``numpy.percentile`` uses, is also correct, but may prune one more
-element at an integer rank.
+An attribute with limits is considered to select a rank. In :func:`rank_templates`, an attribute
+selects an element of a literal tensor, or a value between two elements. In
+:func:`whole_rank_templates`, an attribute selects integer ranks in tensors of many lengths. The
+templates of :func:`far_rank_templates` have many elements or many tensors. These templates avoid
+integer ranks at which the rounding of (n - 1) * percent / 100 depends on the order of operations.
+The order percent / 100 * (n - 1), which ``numpy.percentile`` uses, is also correct, but may prune
+one more element at an integer rank.
 """
 
 from __future__ import annotations

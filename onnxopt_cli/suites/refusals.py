@@ -64,7 +64,7 @@ def type_refusals(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
     Args:
         author: creates the operator's templates.
-        thorough: whether each tensor has every forbidden type, or only one of them.
+        thorough: whether each tensor is tested with every forbidden type, or with one of them.
     """
     ordinary = author.template("refused", "", shapes=[(3,)], turn=False)
     yield from _attribute_refusals(author, ordinary)
@@ -92,7 +92,7 @@ def _attribute_refusals(author: Author, ordinary: CaseTemplate) -> Iterator[Case
 
 
 def _wrong_types(item: Attribute) -> Iterator[tuple[str, Any]]:
-    """Yield types that an attribute does not have, each with a value of the type."""
+    """Yield the names of types that an attribute does not have, each with a value of the type."""
     if item.choices:
         yield "STRINGS", TypedAttribute("STRINGS", (item.choices[0],))
         return

@@ -54,8 +54,8 @@ _LAST_COUNTS = (2**63 - 1, -(2**63))
 #: results small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
-#: In cases with NaN, values of an attribute that selects a rank, as shares of the attribute's
-#: range.
+#: Values, in cases with NaN, of an attribute that selects a rank. A value is stated as a share of
+#: the range between the attribute's limits.
 _SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
 _BRIEF_SHARES = (0.6, 0.5)
 
@@ -158,7 +158,7 @@ def _together(
     narrow: Mapping[str, Mapping[str, tuple[int, ...]]],
     **settings: Any,
 ) -> Iterator[CaseTemplate]:
-    """Yield cases in which operands are broadcast in each of several ways.
+    """Yield cases that broadcast operands in each of the ways that ``narrow`` describes.
 
     A single case has a group for each way of broadcasting. If an output is a sum over all tensors,
     each way has a separate case, since a large term would hide the other terms.

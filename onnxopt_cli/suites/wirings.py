@@ -21,11 +21,11 @@ from onnxopt_cli.cases.case_template import (
 from onnxopt_cli.cases.onnx.node_model import Wiring
 from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 
-#: A number of tensors for which the tensors' numbers, sorted as text, are not in numeric order.
+#: If the numbers of this many tensors are sorted as text, 10 precedes 9.
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: Names of wirings that detect only mistakes which other wirings usually detect as well.
+#: Names of wirings whose mistakes other wirings usually detect as well.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip

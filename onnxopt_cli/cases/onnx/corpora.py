@@ -1,4 +1,4 @@
-"""The test cases that come with the installed onnx package, by name.
+"""Finds the corpora, which are named sets of test cases in the installed onnx package.
 
 onnx does not store its node cases in files, but computes them, which takes seconds. The first use
 of the node cases writes them to the cache, as a single entry.

@@ -205,7 +205,7 @@ class _Search:
 
 
 def _contains(folder: str, path: str) -> bool:
-    """Return whether a path is a folder or below it; links in both must be resolved."""
+    """Return whether ``path`` equals ``folder`` or is below it, for paths without links."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

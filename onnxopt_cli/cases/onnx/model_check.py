@@ -132,7 +132,7 @@ def _require_sound_functions(model: onnx.ModelProto) -> None:
 
 
 def _fault(error: NodeError | OnnxRefusal) -> str:
-    """Return an error of onnx's check if it is a fault of the model; else an empty string."""
+    """Return the message of an error of onnx's check; empty if the model is not at fault."""
     if isinstance(error, NodeError):
         return error.message
     if isinstance(error, TooLargeForOnnx):
@@ -225,8 +225,8 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
         for node in model.graph.node
         if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
     ]
-    # A second derivative has the type of the first derivative. That type may be declared only in an
-    # earlier pass of the loop.
+    # A second derivative has the type of the first derivative. An earlier pass of the loop may have
+    # declared the type of the first derivative.
     for _ in gradients:
         declared = _declared_types(model)
         derivatives = [

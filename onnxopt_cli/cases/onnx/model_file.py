@@ -30,7 +30,7 @@ from onnxopt_cli.operators.nodes import imported_versions, plain_domain
 _MAX_DIGITS = 19
 # The beginning of a tensor's description, depending on the field that contains the tensor.
 _PLACES = {"t": "the tensor of the", "tensors": "a tensor of the"}
-# The largest version with which onnx can look up a schema.
+# The largest opset version that onnx accepts when it looks up a schema.
 _MAX_OPSET = 2**31 - 1
 
 
@@ -144,8 +144,8 @@ def _check_opsets(model: onnx.ModelProto) -> None:
 def _tensors(message: Any, owner: str = "") -> Iterator[tuple[str, TensorProto]]:
     """Yield every tensor in a message at any depth, with a description of its place."""
     if isinstance(message, SparseTensorProto):
-        # A tensor field that is missing is also yielded; the missing element type is reported
-        # later.
+        # If the field `values` is missing, an empty tensor is yielded. A later check reports that
+        # the tensor has no element type.
         yield f"the values of the {owner}", message.values
         yield f"the indices of the {owner}", message.indices
         return
@@ -226,7 +226,7 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
 
 @contextmanager
 def _external_data(path: Path, location: str, offset: int, length: int) -> Iterator[int]:
-    """Open a file of external data, and yield its descriptor at the offset."""
+    """Open a file of external data; yield a file descriptor that is positioned at the offset."""
     parts = inner_parts(location)
     if parts is None:
         raise Malformed("is not a path inside the model's folder")

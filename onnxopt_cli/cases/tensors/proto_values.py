@@ -142,15 +142,15 @@ def read_message(
 
 
 def _large_field(head: bytes, number: int) -> tuple[int, int, int]:
-    """Find a field of a message that contains much data.
+    """Find a field of a message by its number; a field with little data is not found.
 
     Args:
         head: the beginning of the message.
         number: the number of the field.
 
     Returns:
-        The offsets of the field and of its data, and the length of the data; all 0 if the field was
-        not found.
+        The offsets of the field and of its data, and the length of the data; all 0 if the message
+        has no such field.
     """
     offset = 0
     while field := _FIELD.match(head, offset):
@@ -199,7 +199,7 @@ def name_of(message: Message) -> str:
 
 
 def message_of(name: str, value: Value, declared: TypeProto) -> Message:
-    """Return a value of a declared type as a message with the value's name.
+    """Convert a value of a declared type to a message that contains the value and its name.
 
     Raises:
         ValueError: if the value is not of that type.
@@ -301,7 +301,7 @@ def _message(name: str, value: Value, declared: TypeProto) -> Message:
         values = _sequence_message("", list(value.values()), kind.value_type)
         return helper.make_map(name, kind.key_type, keys, values)
     if value is None:
-        # The element type is not stated, because onnx's reader would then report a missing value.
+        # The element type is omitted: if it were stated, onnx's reader would require a value.
         return helper.make_optional(name, OptionalProto.UNDEFINED, None)
     element = declared.optional_type.elem_type
     return helper.make_optional(name, _number(element), _message("", value, element))
@@ -313,7 +313,7 @@ def _sequence_message(name: str, values: list[Value], element: TypeProto) -> Seq
 
 
 def _number(element: TypeProto) -> Any:
-    """Return the number of a type in the field elem_type of SequenceProto and OptionalProto."""
+    """Return the elem_type by which SequenceProto and OptionalProto represent a type."""
     message_class(element)
     return list(_KINDS).index(_kind(element)) + 1
 
@@ -431,7 +431,7 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
 
 
 def _fault(data: bytes, descriptor: Descriptor) -> str | None:
-    """Return a message about the first field that contradicts the descriptor; None without one."""
+    """Return a message about the first field that contradicts the descriptor, or None."""
     numbers = set()
     # If the data are parsed as a message without fields, all their fields are unknown fields, which
     # can be listed.

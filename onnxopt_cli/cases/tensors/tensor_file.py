@@ -1,4 +1,4 @@
-"""Reads ``.npy``, ``.npz`` and ``.pb`` files: type and shape at once, the data on demand."""
+"""Reads ``.npy``, ``.npz`` and ``.pb`` files: first type and shape, and the data on demand."""
 
 from __future__ import annotations
 

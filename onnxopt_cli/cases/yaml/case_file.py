@@ -1,4 +1,4 @@
-"""Reads cases from a YAML case file, and reports all errors of the file at once."""
+"""Reads cases from a YAML case file, and reports all errors of the file, not only the first."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(path: Path, make: Callable[[], Problem], limits: dict[str, Any] | None) -> Problem:
-    """Load the content of a case."""
+    """Return the problem that ``make`` creates, with the tolerances ``limits``."""
     try:
         with reading_at_most(MAX_CASE_BYTES):
             return replace(make(), **limits) if limits else make()

@@ -41,7 +41,7 @@ _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\0"
 
 @dataclass(frozen=True, slots=True)
 class TypedAttribute:
-    """An attribute, in a case with ``rejects``, whose type differs from the type in the signature.
+    """An attribute whose type differs from the signature, in a case with ``rejects``.
 
     Attributes:
         type: the name of an ``AttributeProto.AttributeType``: ``INT``, ``FLOATS``, ...

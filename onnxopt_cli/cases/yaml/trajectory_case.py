@@ -81,8 +81,8 @@ class _ChangingInputs:
             there.
 
     Attributes:
-        first: by name, the inputs of the first step: those that the case states outside ``steps``,
-            and those that have been read.
+        first: by name, the inputs of the first step. They include the inputs that the case states
+            outside ``steps``, and the inputs under ``steps`` that have been read.
         series: by name, the values of an input in all steps.
         derived: by name, functions that create the gradients that are derived in each step.
         gradient_elements: number of elements from which one step computes these gradients.
@@ -166,7 +166,7 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     for name in counted:
         if name in start:
             _check_count(start[name], input_nodes[name], count, fields)
-    # Kinds of inputs that are not allowed under steps, each with the place where it is expected.
+    # Inputs that are not allowed under steps, each with the place where it is expected.
     elsewhere = {
         **dict.fromkeys(input_nodes, "either here or in the inputs of the case"),
         **dict.fromkeys(feedback.values(), "in the inputs of the case, because it is fed back"),
@@ -249,7 +249,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return functions that create the problem of each form, by the suffix of its id."""
+    """Return functions that create the problems of both forms, by the suffix of the form's id."""
 
     def step_by_step() -> Problem:
         steps = trajectory()

@@ -30,7 +30,8 @@ GALLERY = "gallery"
 VERSION = "2"
 #: A value in a row: an element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
-#: A function that returns the cases of a suite; a stem limits the cases to one operator's file.
+#: A function that takes the name of a suite and the stem of an operator's file, and returns the
+#: cases and faults of that file; an empty stem stands for all files.
 FindCases: TypeAlias = Callable[[str, str], tuple[list[Case], list[Fault]]]
 
 

@@ -78,7 +78,7 @@ def _add_mask(draft: NodeDraft, dtype: np.dtype[Any], shape: Shape) -> None:
     """Draw a mask that can be broadcast to a shape, or omit the mask."""
     form = draft.choice(("none", "bool", "float"))
     batch, heads, rows, total = shape
-    # A mask may be shorter than the keys; the remaining keys are then masked.
+    # A mask may be shorter than the keys. In this case, the remaining keys are masked.
     length = draft.integer(1, total) if draft.maybe(4) else total
     shapes: tuple[Shape, ...] = (
         (rows, length),

@@ -415,5 +415,5 @@ def _integers(
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a type to which NumPy can convert objects: the given type, or int64."""
+    """Return a type to which NumPy can convert objects: ``dtype`` if it is NumPy's, else int64."""
     return dtype if dtype.kind in "iu" else np.dtype(np.int64)

@@ -194,8 +194,8 @@ def _qlinear_conv(draft: NodeDraft) -> None:
 def _last_window_overlaps(windows: Windows, axis: int) -> bool:
     """Return whether the last window begins before the end of the input.
 
-    In some versions only, a window that begins in the padding after the input is part of the
-    output.
+    Versions of the specification differ on whether the output contains a window that begins in the
+    padding after the input.
     """
     assert windows.pads is not None  # noqa: S101 - padding is stated
     length, before = windows.lengths[axis], windows.pads[axis]

@@ -248,12 +248,12 @@ def _stash_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _output_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield unpooling and transposed convolutions, most of them into given shapes.
+    """Yield unpooling and transposed convolutions, most of which state the output shape.
 
-    A given shape of unpooling is longer than the inferred shape. The indices in the published case
-    refer to the inferred shape, whereas the indices of ONNX Runtime refer to the given shape. If
-    there is one channel, and the additional rows are at the end, the indices in both shapes are the
-    same.
+    The stated shape of unpooling is longer than the inferred shape. The indices in the published
+    case refer to the inferred shape, whereas the indices of ONNX Runtime refer to the stated shape.
+    If there is one channel, and the additional rows are at the end, both shapes have the same
+    indices.
     """
     pooled = np.array([[[[1.5, -2.0], [3.0, 4.0]]]], np.float32)
     places = int64s(5, 7, 12, 14).reshape(pooled.shape)

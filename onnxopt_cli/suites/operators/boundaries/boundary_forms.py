@@ -94,7 +94,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _default_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield Fourier transforms and blocks of scales along the default axis and given axes."""
+    """Yield Fourier transforms along the default axis, and blocks of scales along each axis."""
     for count in (5, 6):
         for length in (None, 4, 7) if count == 5 else (None, 4):  # noqa: PLR2004 - pad once
             lengths = () if length is None else (np.array(length),)
@@ -411,7 +411,7 @@ def _many_axes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _volumes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield windows along three axes that differ in length, stride and padding."""
+    """Yield windows in volumes; length, stride and padding differ between the three axes."""
     x_shape, weights_shape = (1, 2, 3, 4, 2), (2, 2, 2, 1, 2)
     x, weights = distinct(*x_shape), distinct(*weights_shape)
     windows: dict[str, Any] = {"strides": [1, 2, 1], "pads": [1, 0, 0, 0, 1, 1]}
@@ -496,11 +496,11 @@ def _short_images() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _given_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield transposed convolutions whose padding is odd and follows from the output shape."""
+    """Yield transposed convolutions that state the output shape, from which odd padding follows."""
     for stem, lengths in (("line", (3,)), ("plane", (3, 4)), ("cube", (2, 3, 2))):
         rank = len(lengths)
         x, weights = distinct(1, 2, *lengths), distinct(2, 2, *(4,) * rank)
-        # With stride 2 and without padding, the output would be longer than the given shape by 3.
+        # With stride 2 and without padding, the output would be longer than ``shape`` by 3.
         shape = [2 * (length - 1) + 1 for length in lengths]
         for mode in ("NOTSET", "SAME_UPPER", "SAME_LOWER"):
             placed = fixed_node(x, weights, auto_pad=mode, strides=[2] * rank, output_shape=shape)

@@ -211,8 +211,8 @@ def _casts() -> Iterator[tuple[str, str, Generator]]:
     words = np.array(["NaN", "inf", "-INF", "+inf", "1e-3", "-0.5", "1E10", "2.5"], object)
     numbers = np.array(["-9223372036854775807", "9007199254740993", "0", "-1", "42"], object)
     exceptional = np.array([_NAN, _INF, -_INF, -0.0, 0.0, 1e-30, 2.0])
-    # Some implementations round doubles to 16 bits in two steps, so none of the values is close to
-    # a tie.
+    # Some implementations round doubles to 16 bits in two steps. No value is close to a tie, so
+    # two steps have the same result as one.
     between = np.array([1 + 3 * 2**-9, 1 + 5 * 2**-9, 1e30, -1e-30, 3e38])
     pairs: Sequence[tuple[str, Array, str]] = (
         ("int64_int32", wide, "int32"),
@@ -298,7 +298,14 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a generator of a fixed node, for versions in which an input may have a given type."""
+    """Return a generator of a fixed node; it rejects versions whose input lacks a type.
+
+    Args:
+        place: the position of the input.
+        dtype: the name of the type.
+        inputs: the inputs of the node.
+        attributes: the attributes of the node.
+    """
     return partial(_add_typed, place=place, dtype=dtype, inputs=inputs, attributes=attributes)
 
 
@@ -482,7 +489,7 @@ def _texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield negative axes of tensors with equal lengths, and slices that extend beyond an axis."""
+    """Yield nodes with a negative axis of a cube, and slices that extend beyond an axis."""
     cube = (np.arange(27.0).reshape(3, 3, 3) * 7 % 11).astype(np.float32)
     indices = np.array([2, 0], np.int64)
     square = np.array([[2, 0, 1], [1, 1, 0], [0, 2, 2]], np.int64)

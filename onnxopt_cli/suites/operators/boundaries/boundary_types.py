@@ -238,7 +238,7 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _parameters() -> Iterator[tuple[str, str, Generator]]:
-    """Yield parameters that narrower types cannot represent, and images of such integers."""
+    """Yield parameters that narrower types cannot represent, and an image with such elements."""
     thirds = np.array([[1 / 3, 0.1], [-0.7, 2 / 7]])
     yield "MatMul", "precise_float64", fixed_node(thirds, thirds.T.copy())
     # In float32, the operands are equal.
@@ -254,7 +254,7 @@ def _parameters() -> Iterator[tuple[str, str, Generator]]:
     yield "Pow", "bases_beyond_32_bits", fixed_node(bases, exponents)
     slopes = np.array([2**40 + 1, 2**53 + 1])
     yield "PRelu", "large_slope_int64", fixed_node(np.array([-3, -1]), slopes)
-    # If the elements of the image are interpolated in double, the result is exact.
+    # An interpolation in double is exact for these elements.
     image = np.array([[[[2**40 + 1, 2], [-3, -(2**32) - 5]]]])
     corners = np.array([[[[1, 1], [-1, -1]]]], np.float32)
     sample = fixed_node(image, corners, mode="nearest", align_corners=1)

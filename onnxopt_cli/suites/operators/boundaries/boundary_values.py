@@ -27,8 +27,8 @@ _INF, _NAN = np.inf, np.nan
 # For float32 and float64, numbers whose squares exceed the range of the type.
 _HUGE = (1e20, 1e200)
 _FAR_ARGUMENTS = (100.0, 1000.0, _INF)
-# For float16, float32 and float64, a number whose exponential exceeds the range of the type,
-# although half of the exponential is in the range.
+# A number for each of the types float16, float32 and float64. The exponential of the number exceeds
+# the range of the type, but half of the exponential is in the range.
 _NEAR_OVERFLOW = (11.5, 89.0, 710.0)
 _ROUNDED = (
     *(0.5, 1.5, 2.5, 3.5, 0.49999997, 0.49999999999999994, 0.9999999999999999),
@@ -234,7 +234,7 @@ def _empty_axis(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def _empty_axes(draft: NodeDraft, *, axes: Sequence[int] | None, noop: int) -> None:
-    """Draw a reduction whose input of axes is absent or empty."""
+    """Draw a reduction whose input ``axes`` is absent or empty."""
     x = draft.tensor(_typed(draft, "float32"), (2, 3), low=0.25, high=4.0)
     _reduced(draft, x, axes, noop)
 
