@@ -119,7 +119,7 @@ def pattern_of(output):
 
     Times may differ, and a line of dots matches any text.
     """
-    # The time of explanations is optional, because it is printed only if the search took long.
+    # The time of explanations is optional, because it is not printed after a short search.
     time = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"
     parts = re.split(r"^\.\.\.$", output, flags=re.MULTILINE)
     patterns = [

@@ -252,7 +252,7 @@ def test_process_that_a_mutant_ends_is_replaced(leaky_trials, monkeypatch):
 
 @pytest.fixture(scope="module")
 def leaky_search(leaky_trials):
-    """Return varied nodes, the evaluators of their models, and every second mutant."""
+    """Return varied nodes of LeakyRelu, evaluators of their models, and every second mutant."""
     nodes = [(trial.model, trial.inputs) for trial in leaky_trials]
     batch = list(islice(variations(nodes, 2.0), 12))
     names = implementation_names("automatic", leaky_trials)[::2]

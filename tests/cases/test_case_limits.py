@@ -1,4 +1,4 @@
-"""Cases that are too large are skipped, and a warning names the unused files of a data set."""
+"""Cases that are too large are skipped. A warning names the unused files of a data set."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ def arguments_of_step(tmp_path, name, program, inputs):
 def options_of_run(tmp_path, **inputs):
     run, *arguments = arguments_of_step(tmp_path, "Run onnxopt", "onnxopt", inputs)
     assert run == "run"
-    # A subcommand inherits the names of its help option from the command group. The group has no
-    # context here, so the names are passed.
+    # A subcommand inherits the names of its help option from the context of the command group.
+    # There is no such context here, so the names are passed as an argument.
     names = ["-h", "--help"]
     return command.make_context("onnxopt run", arguments, help_option_names=names).params
 

@@ -355,7 +355,7 @@ def test_memory_of_a_worker_is_limited_to_that_of_the_system(place):
 
 
 def interrupt(place, name, number, *arguments, **settings):
-    """Send a signal to the command when a module whose import never ends has created a file."""
+    """Send a signal to the command once the file ``name`` exists; return exit code and output."""
     with subprocess.Popen(
         [*COMMAND, *arguments], cwd=place, env=environment(**settings),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,

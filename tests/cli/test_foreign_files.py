@@ -1,4 +1,4 @@
-"""Code that another user can write does not run, unless the user of the command has named it."""
+"""Code that another user can change runs only if the user of the command has named it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SITE_PACKAGES = "venv/lib/python3.11/site-packages"
 
 @pytest.fixture
 def foreign(monkeypatch):
-    """Return a function that makes files belong to another user, or appear to."""
+    """Return a function that makes files belong, or appear to belong, to another user."""
 
     def give(*paths):
         if os.geteuid() == 0:
@@ -101,7 +101,7 @@ def test_code_of_another_user_that_a_file_names_is_rejected(place, onnxopt, fore
 
 @pytest.fixture
 def layout(place):
-    """Return a function that configures a backend whose files create the file ``ran`` when run."""
+    """Return a function that configures a backend whose code creates a file ``ran``."""
 
     def write(backend, *files, **options):
         lines = ["[backends.mine]", f"backend = {json.dumps(backend)}"]

@@ -111,7 +111,7 @@ def test_suite_is_written_as_one_directory_per_case(name):
 
 @pytest.fixture
 def use_part(monkeypatch):
-    """Return a function that adds a suite ``some_NAME`` with every nth case of the suite NAME.
+    """Return a function that adds a suite ``some_NAME`` with every ``step``-th case of NAME.
 
     Writing and reading all cases of the large suites would take half a minute. Creating the case
     templates of all operators takes up to 10 s, so a call may name a single operator.

@@ -97,8 +97,8 @@ def test_workflow_runs_the_profile_with_known_options(workplace, onnxopt):
     assert install[4].startswith("onnxopt[ort]==")
     assert install[5:] == ["a>=1", "./b c.whl"]
     assert run[:2] == ["onnxopt", "run"]
-    # A subcommand inherits the names of its help option from the command group. The group has no
-    # context here, so the names are passed.
+    # A subcommand inherits the names of its help option from the context of the command group.
+    # There is no such context here, so the names are passed as an argument.
     names = ["-h", "--help"]
     command = group.get_command(click.Context(group), "run")
     options = command.make_context("onnxopt run", run[2:], help_option_names=names).params

@@ -89,7 +89,7 @@ SYSTEMS = tuple(name for name in _WITHOUT if name != "ARM without quads")
 
 
 def run_elsewhere(system: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run ``onnxopt`` in a folder, as on a system in SYSTEMS; this includes its workers."""
+    """Run ``onnxopt`` and its workers in a folder, as on a system in SYSTEMS."""
     start = folder / f"python of {system}"
     start.mkdir(exist_ok=True)
     (start / "sitecustomize.py").write_text(_WITHOUT[system])
@@ -147,8 +147,8 @@ def forbid(number: int, calls: list[str]) -> None:
     put(_LOAD, 0)
     for call in calls:
         if call == "fork":
-            # Calls with CLONE_VM are permitted. They create threads, or processes that execute
-            # another program at once.
+            # Calls with CLONE_VM are permitted. They create threads, or processes that immediately
+            # execute another program.
             put(_EQUAL, CALLS["vfork_or_fork"], 0, 4)
             put(_LOAD, _FIRST_ARGUMENT)
             put(_SET, _CLONE_VM, 1, 0)

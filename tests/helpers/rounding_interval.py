@@ -18,7 +18,7 @@ DOUBLE = np.dtype(np.float64)
 class Interval(NDArrayOperatorsMixin):
     """An interval for each element.
 
-    Constants, integers, and results computed from these alone have the dtype None.
+    The dtype is None for constants and integers, and for results that depend on nothing else.
     """
 
     def __init__(self, low, high, dtype=None):

@@ -1,4 +1,4 @@
-"""Formulas evaluated with PyTorch, whose correct results independent code has rounded."""
+"""Evaluates formulas with PyTorch, whose correct results are rounded by independent code."""
 
 from __future__ import annotations
 

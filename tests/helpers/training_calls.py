@@ -102,7 +102,7 @@ def _tensor(random, dtype, shape, exponent, positive):
 
 
 def _nearly_cancelled(call):
-    """Return the call with an X that almost equals the step, so that X_new nearly cancels."""
+    """Return a copy of a call in which X almost equals the step, so that X_new is almost zero."""
     groups = []
     for group, moved in zip(call.groups, evaluate(call), strict=False):
         with np.errstate(all="ignore"):

@@ -34,7 +34,7 @@ def trajectory_text(operator: str, gradient: str, count: int, *, start: str = ""
 
 
 def contents(folder, text):
-    """Return both problems of a trajectory: the one of single steps, and the one of the loop."""
+    """Return the two problems of a trajectory: the first in single steps, the second in a loop."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert [case.id for case in cases] == ["s/file/walk/steps", "s/file/walk/loop"]

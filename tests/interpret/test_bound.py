@@ -65,7 +65,8 @@ def judged(formula, *tensors, dtype=np.float32):
 
 def test_error_follows_from_the_rules():
     V_new = bound(momentum(0.25, 1, 10.0, 4.0, 2.0))[1]
-    # Magnitudes of the rounded results: 0 * X, + G, 0.5 * V, 1 * G_regularized, sum, output.
+    # Magnitudes of the rounded results: 0 * X, 0 * X + G, 0.5 * V, 1 * G_regularized, the sum of
+    # both products, and the output.
     roundings = [0, 4, 1, 4, 5, 5]
     assert V_new.value == 5
     assert V_new.error == pytest.approx(U * sum(roundings), rel=1e-6)
@@ -82,7 +83,7 @@ def test_limit_is_a_multiple_of_the_error_and_marked_as_derived():
 
 
 def sides(derived_output):
-    """Yield expected output, unrounded value and error bound of each accepted result."""
+    """Yield each accepted result of an output: rounded value, unrounded value and error bound."""
     while derived_output is not None:
         yield derived_output.expected, derived_output.value, derived_output.error
         derived_output = derived_output.otherwise
@@ -100,7 +101,8 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     single_groups = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
     for together, own in zip(bound(call), chain.from_iterable(single_groups), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
-        # If any tensor has two right results, the bound repeats the single result of the others.
+        # If one of the tensors has two right results, the bound of all tensors has two. It repeats
+        # the result of each tensor with a single right result.
         wanted += wanted[-1:] * (len(several) - len(wanted))
         for output, expected_output in zip(several, wanted, strict=True):
             for actual_part, expected_part in zip(output, expected_output, strict=True):

@@ -52,8 +52,9 @@ def test_expected_values_equal_those_of_evaluate_bitwise(operator, data):
 @each_training_operator
 @given(data=st.data())
 def test_wide_evaluation_is_within_its_bound_of_the_exact_value(operator, data):
-    # All inputs are double, and their magnitudes are normal numbers in both types. The error bound
-    # of the wide type is therefore that of double, multiplied by the ratio of the unit roundoffs.
+    # All inputs are double, and their magnitudes are normal numbers in double and in the wide type.
+    # The error bound of the wide type is therefore the error bound of double, multiplied by the
+    # ratio of the unit roundoffs.
     call = data.draw(
         calls(operator, dtypes=("float64",), exponents=(0, -3, 3, -8, 8), counts=(0, 1, 2, 3, 1000))
     )
@@ -73,7 +74,8 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
     # Limits depend on intermediate results, which are rounded in long double as well. The terms of
     # a reformulation may cancel, such as those of H + (G * G - H) * (1 - beta) if beta is 0 and H
-    # is large. Errors in double and in long double are in the ratio of their machine epsilons.
+    # is large. The ratio of errors in long double to errors in double is that of the machine
+    # epsilons of these types.
     ratio = float(np.finfo(WIDEST_TYPE).eps / np.finfo(np.float64).eps)
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):
         with np.errstate(all="ignore"):

@@ -69,7 +69,7 @@ def test_reformulations_round_differently_from_the_formula(operator):
         for mode in modes
         for dtype in (np.float32, np.float64)
         for count in range(1, 12)
-        # Some reformulations are as accurate as the formula only with these alpha and beta.
+        # With the default alpha and beta, some reformulations of Adam round like the formula.
         for weights in ({}, {"alpha": 0.9, "beta": 0.9} if operator.name == "Adam" else {})
     ]
     same = set()

@@ -65,7 +65,7 @@ def bound_call(model, inputs):
 
 
 def enclosures(call):
-    """Return for each output an interval that contains the results of all rounded evaluations."""
+    """Return for each output an interval that contains the result of every rounded evaluation."""
 
     def scalar(value):
         return Interval.exactly(value.reshape(()), value.dtype if value.dtype.kind == "f" else None)

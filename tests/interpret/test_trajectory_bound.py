@@ -21,7 +21,7 @@ FOREIGN = ("lowered, on ONNX Runtime", "on PyTorch's tensors")
 
 
 def step_outputs(trajectory, implementation):
-    """Yield the outputs of each step; an implementation computes the steps from its own outputs."""
+    """Yield the outputs of each step; later steps begin with the implementation's own outputs."""
     names = [value.name for value in trajectory.model.graph.output]
     state = trajectory.state
     for step in range(1, trajectory.count + 1):

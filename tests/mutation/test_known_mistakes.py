@@ -443,7 +443,7 @@ def test_arithmetic_in_bfloat16_rounds_every_operation():
     ],
 )
 def test_known_mistake_computes_with_a_wrong_update_count(name, count, seen):
-    # Adagrad is used, because every wrong T changes its decay. Momentum only compares T with 0.
+    # Every wrong T changes the decay of Adagrad, whereas Momentum only tests whether T is 0.
     decay = {"decay_factor": 0.5}
     wrong = mistake(ADAGRAD, name).run(call_of(ADAGRAD, ADAGRAD_STEP | {"T": count}, decay))
     assert wrong == evaluate(call_of(ADAGRAD, ADAGRAD_STEP | {"T": seen}, decay))

@@ -97,7 +97,7 @@ def test_every_proof_is_examined():
         ("TreeEnsembleRegressor", "outputs in float32", True),
         ("Add", "outputs in float32", False),
         ("Add", "integer outputs in 8 bits", False),
-        # The mutant exchanges elements and changes no type.
+        # The mutant exchanges elements and does not change a type.
         ("ConvInteger", "x last axes exchanged", False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Cases with another graph around their node: its names, orders, shared values, initializers."""
+"""Cases whose graph differs from the schema in names, orders, shared values or initializers."""
 
 from __future__ import annotations
 

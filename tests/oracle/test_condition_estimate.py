@@ -407,7 +407,7 @@ def test_same_upper_and_same_lower_have_equal_numbers_of_windows():
     attributes = {"kernel_shape": [2], "strides": [2]}
     assert node_passes("MaxPool", {"x": x}, [[[1, 3, 5]]], auto_pad="SAME_LOWER", **attributes)
     assert node_passes("MaxPool", {"x": x}, [[[2, 4, 5]]], auto_pad="SAME_UPPER", **attributes)
-    # By the formula of the specification there are two windows; by onnx's shape inference, three.
+    # The formula of the specification yields two windows, and onnx's shape inference yields three.
     with pytest.raises(NoReferenceError, match="has fewer windows than onnx's shape inference"):
         node_passes("MaxPool", {"x": x}, [[[2, 4]]], auto_pad="VALID", ceil_mode=1, **attributes)
 
@@ -436,7 +436,7 @@ def test_cast_to_subnormal_number_may_be_flushed(dtype):
 
 
 def test_classifier_that_the_reference_computes_incorrectly_is_not_estimated():
-    """onnx's reference combines three classes unlike libsvm, and approximates PROBIT."""
+    """For three classes, onnx's reference differs from libsvm; it also approximates PROBIT."""
     x = np.array([[0.3]], np.float32)
     linear = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.1, 0.2, 0.3]}
     machine = {"classlabels_ints": [0, 1, 2], "vectors_per_class": [1, 1, 1]}

@@ -809,7 +809,7 @@ def test_columns_summed_at_once_equal_those_summed_by_the_reference(few_windows)
     ("mode", "padding"),
     [
         *product(["nearest", "linear", "cubic"], ["zeros", "reflection"]),
-        # Not cubic: the reference moves the coordinate to the border before it interpolates.
+        # Not cubic, because the reference moves coordinates to the border and then interpolates.
         *product(["nearest", "linear"], ["border"]),
     ],
 )

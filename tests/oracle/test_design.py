@@ -1,4 +1,4 @@
-"""The design of the perturbations: runs show that terms cancel, wherever the terms are."""
+"""Perturbed runs reveal that terms of a sum cancel, wherever the terms are in the tensor."""
 
 import numpy as np
 import pytest
@@ -22,14 +22,13 @@ def columns(first, count):
 def test_consecutive_places_have_different_perturbations(first):
     moves = columns(first, DISTINCT_PLACES)
     assert len(np.unique(moves, axis=1).T) == DISTINCT_PLACES
-    # If the perturbations of two places differ in size, they differ by a quarter of a rounding or
-    # more.
+    # Perturbations of different size differ by at least a quarter of a rounding.
     assert np.diff(LEVELS) == pytest.approx(0.25)
     assert (np.abs(moves).max(axis=0) == 1).all()
 
 
 def test_distant_places_have_equal_perturbations_with_probability_below_1e_6():
-    # DISTINCT_PLACES is a prime. Two places can have equal perturbations in all runs only if their
+    # DISTINCT_PLACES is a prime. If two elements have equal perturbations in all runs, their
     # distance is a multiple of DISTINCT_PLACES.
     assert all(DISTINCT_PLACES % divisor for divisor in range(2, 250))
     first = columns(0, 10_000)

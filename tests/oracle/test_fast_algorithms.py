@@ -133,7 +133,10 @@ def fourier(x, w, group, power_of_two):
 
 
 def direct(x, w, group, places):
-    """Convolve padded images by a sequential sum over the given places of a kernel."""
+    """Convolve padded images by a sum over the elements of a kernel in the order of ``places``.
+
+    A place is the index of an element in one output channel of the kernel.
+    """
     sizes = [n - k + 1 for n, k in zip(x.shape[2:], w.shape[2:], strict=True)]
     y = np.zeros((len(x), len(w), *sizes), x.dtype)
     outputs = len(w) // group
@@ -146,7 +149,7 @@ def direct(x, w, group, places):
 
 
 def orders(w):
-    """Return two orders of the places in a kernel, by name."""
+    """Return two orders of the indices in an output channel of a kernel, by name."""
     places = list(np.ndindex(*w.shape[1:]))
     return {"direct": places, "direct, backwards": places[::-1]}
 
@@ -442,12 +445,12 @@ def test_line_with_infinity_must_not_be_finite():
         # Infinity fails in elements that are NaN by the formula.
         assert np.isinf(special) or line_shares[0].max() <= 1
     value[0] = 0
-    # Only real parts are tested: imaginary parts may be right, as exact sums of zeros.
+    # Imaginary parts are not tested: some are sums of zeros, for which 0 is right.
     assert (error_shares(model, {"x": x}, value)[0, :, 0] > 1).all()
 
 
 def fused(terms):
-    """Return a sum of products in float32, by fused multiply-add in order."""
+    """Return a sum of products in float32; each product is added by a fused multiply-add."""
     total = np.float32(0)
     for a, b in terms:
         total = (total + np.multiply(a, b, dtype=float)).astype(np.float32)

@@ -177,7 +177,7 @@ def with_isolated_outlier(x):
 
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_merged_recurrences_pass_if_updates_are_lost(kind):
-    """If an outlier moves the mean late in a block, later updates are too small to move it back."""
+    """If an outlier changes the mean late in a block, later updates are too small to restore it."""
     case = Case(kind, 1000, (1, 2, 2048), affine=False, arrange=with_isolated_outlier)
     value = case.computed(partial(merged, length=1024), APPLICATIONS["quotient"])
     assert not case.branch.wrong(value).any()

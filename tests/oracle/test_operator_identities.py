@@ -1,4 +1,4 @@
-"""Identities with absolute accuracy only: results within their roundings pass with a note."""
+"""Identities without relative accuracy: results within their rounding errors pass with a note."""
 
 from __future__ import annotations
 

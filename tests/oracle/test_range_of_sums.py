@@ -107,7 +107,7 @@ def test_rounding_of_a_subnormal_sum_under_a_root_does_not_yield_nan():
 
 
 def accepts(operator, inputs, attributes, values):
-    """Return for each value whether it is accepted as the first output."""
+    """Return for each of ``values`` whether it is accepted as the first output."""
     model = model_of(operator, inputs, **attributes)
     dtype = next(iter(inputs.values())).dtype
     return [
@@ -150,7 +150,7 @@ def test_infinite_sum_may_be_nan_if_a_finite_product_overflows(factor):
 
 
 def test_spectra_and_tiles_may_overflow():
-    """A transform adds all elements of an image, so it may overflow, but only for that image."""
+    """A transform adds all elements of an image. An overflow is accepted in that image only."""
     x = np.stack([row(HUGE, HUGE, -HUGE, -HUGE), row(1, 1, 1, 1)])
     inputs = {"x": x, "w": row(0.5, 0.25, 0.125)[None]}
     exact = np.array([[[0.625 * HUGE, 0.125 * HUGE]], [[0.875, 0.875]]])

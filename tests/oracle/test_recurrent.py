@@ -22,12 +22,12 @@ def by_tanh(x):
 
 
 def by_clamped_exponential(x):
-    """Return a sigmoid that is clamped as in approximations: its ends are off by 8 roundings."""
+    """Return a sigmoid of clamped arguments; errors beyond the limits are up to 8 roundings."""
     return by_exponential(np.clip(x, -14.5, 14.5))
 
 
 def clamped_tanh(x):
-    """Return a tanh that is clamped as in approximations: its ends are off by 10 roundings."""
+    """Return a tanh of clamped arguments; errors beyond the limits are up to 10 roundings."""
     return np.tanh(np.clip(x, -7.5, 7.5))
 
 

@@ -119,8 +119,8 @@ def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
 ) -> None:
     chain = _HEADER + _MODELS["chain"]
     not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
-    # The model has two reformulations. For each of them, only the run in the model's own types
-    # computes the product again.
+    # The model has two reformulations. For each of them, one run computes the product again: the
+    # run in the model's own types.
     assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
         not_reformulated, monkeypatch
     )
@@ -526,7 +526,7 @@ def _values_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 def sparse_model(indices, shape, kind):
-    """Return a model that adds a sparse tensor to its input; its values 1, 2 are at ``indices``."""
+    """Return a model that adds a sparse tensor, with 1 and 2 at ``indices``, to its input."""
     flat = np.ravel(indices)
     values = helper.make_tensor("w", TensorProto.FLOAT, [2], [1, 2])
     places = helper.make_tensor("at", TensorProto.INT64, np.shape(indices), flat)

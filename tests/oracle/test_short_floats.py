@@ -21,7 +21,7 @@ HALF, BRAIN = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
 def wrong_elements(inputs, values, *nodes, opset=23):
-    """Return how many elements of ``values`` are wrong outputs of a chain of nodes."""
+    """Return how many elements of ``values`` are wrong as the output of successive nodes."""
     dtype = next(iter(inputs.values())).dtype
     kind = helper.np_dtype_to_tensor_dtype(dtype)
     infos = [

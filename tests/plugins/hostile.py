@@ -91,7 +91,7 @@ def hello_number():
 
 
 def channel():
-    """Return the socket to the runner, found as a malicious backend would find it."""
+    """Find the socket to the runner, as a malicious backend would, and return it."""
     for descriptor in range(3, 256):
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):

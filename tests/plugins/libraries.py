@@ -81,7 +81,7 @@ def power(base, exponent):
 
 
 class PyTorchAdam(_Library):
-    """``torch.optim.adam._single_tensor_adam``, with the decay after the step as in ONNX."""
+    """``torch.optim.adam._single_tensor_adam``; as in ONNX, the decay follows the step."""
 
     def step(self, R, T, p, g, m, v, *, alpha, beta, epsilon, norm_coefficient=0, **more):
         g = g + norm_coefficient * p

@@ -89,7 +89,7 @@ NAMES = st.text(st.sampled_from("aA./ \n\x1b()2"), max_size=5)
 
 @given(st.lists(st.tuples(NAMES, NAMES.map(lambda text: f"b{text}")), max_size=12, unique=True))
 def test_pairs_of_classname_and_name_are_unique(pairs):
-    # GitLab drops results of cases with equal classname and name, even in different suites.
+    # GitLab drops a result if another one, even in another suite, has the same classname and name.
     results = [result(case, backend, Outcome.ERROR) for case, backend in pairs]
     problems = tuple(Fault(case, case) for case, _ in pairs)
     text = rendered("junit", record(*results, problems=problems, started="2026-01-31T23:59:59Z"))

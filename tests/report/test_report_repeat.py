@@ -1,4 +1,4 @@
-"""The printed command that repeats a case runs only this case, with the same options."""
+"""The printed command that repeats a case runs no other case, and has the run's options."""
 
 from __future__ import annotations
 

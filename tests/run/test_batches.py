@@ -82,7 +82,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
         ]
         onnxopt("run", "onnx-node", *operators, *words, "--no-explain", "--log", f"log{batch}")
         submitted_counts.append(len(Path("submitted").read_text().split()) - sum(submitted_counts))
-    # With batches, less than half as many models run, although cases differ in their opsets.
+    # With batches, fewer than half as many models run, although the opsets of the cases differ.
     assert submitted_counts[1] < 0.5 * submitted_counts[0]
     for backend in backends:
         alone, in_batches = outcomes("log", backend), outcomes("log,batch=8", backend)

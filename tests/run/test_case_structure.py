@@ -119,7 +119,7 @@ def test_elements_of_sequences_may_differ_in_size():
 def test_symbolic_dimension_has_one_size_in_case_files(onnxopt, tmp_path, size, contradictory):
     text = "g (float[N] x, float[N] z) => (float y) { y = Max(x) }"
     model = onnx.parser.parse_model(HEAD + text)
-    # The inputs alone contradict each other, so the output needs no shape.
+    # The sizes of the two inputs contradict each other even if the output has no shape.
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, tmp_path / "m.onnx")
     inputs = f"{{x: [1, 2, 3], z: {[1.5] * size}}}"

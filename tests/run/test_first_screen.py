@@ -240,7 +240,7 @@ def test_screen_in_a_pipe_has_no_colour_and_fits(screen, monkeypatch, columns):
 
 @pytest.fixture(scope="module")
 def double():
-    """Return a wrong result in float64 whose elements have up to the maximum number of digits."""
+    """Return a wrong result in float64, whose elements have up to 17 digits."""
     cases = onnxopt.load_cases("conformance/adam/double")
     backend = f"python:{REPOSITORY}/tests/plugins/mistaken.py:InsideTheRoot"
     (result,) = onnxopt.run(

@@ -28,7 +28,7 @@ def backend(name):
 
 @pytest.fixture
 def walk(workplace, onnxopt):
-    """Return a function that runs both cases of a trajectory: the single steps, and the loop."""
+    """Return a function that runs a trajectory as two cases: in single steps, and in a loop."""
 
     def call(name, text, *options, isolation="none"):
         (workplace / "walk.yaml").write_text(text)

@@ -13,7 +13,7 @@ from onnxopt_cli.operators.call import sole_call
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import collect
 
-# Properties on which the correctness of a backend may depend: predicates of a call and a group.
+# Properties on which the correctness of a backend may depend, as predicates of a call and a group.
 DIMENSIONS = {
     **{f"rank {rank}": lambda _, group, rank=rank: group[0].ndim == rank for rank in range(8)},
     "one element": lambda _, group: group[0].shape == (1,),

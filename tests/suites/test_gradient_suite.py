@@ -52,7 +52,7 @@ def test_numpy_passes(name):
 
 
 def scaled(factor):
-    """Return a change of a rule that multiplies its gradients by a number."""
+    """Return a function that changes a rule; it multiplies the gradients by ``factor``."""
 
     def change(rule):
         def wrong(node):
@@ -86,7 +86,7 @@ def negative_second(rule):
 
 
 def of_elementwise(derivative):
-    """Return a change that replaces a rule with ``derivative(node, gradient, x, y)``."""
+    """Return a function that replaces any rule with ``derivative(node, gradient, x, y)``."""
 
     def change(_rule):
         return lambda node: [derivative(node, node.gradient, node.inputs[0], node.outputs[0])]
@@ -95,7 +95,7 @@ def of_elementwise(derivative):
 
 
 def with_attributes(**attributes):
-    """Return a change of a rule that uses other attributes than those of the node."""
+    """Return a function that changes a rule; the changed rule uses the given attributes."""
 
     def change(rule):
         def wrong(node):

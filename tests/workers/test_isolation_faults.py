@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture
 def demo(tmp_path):
-    """Write three cases; backends misbehave in the second one, ``bad``."""
+    """Write three cases; backends misbehave in the second case, which is named ``bad``."""
     write_cases(tmp_path, {"first": 0.25, "bad": 0.5, "last": 0.125})
     return tmp_path
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs workers")
 
 
 class ImmediateWorker:
-    """A worker without a process; it responds to each request at once with 40 MiB."""
+    """A worker without a process; it responds to each request with 40 MiB, without delay."""
 
     def __init__(self, *, closed=False):
         self.version, self.state = "1", State.IDLE

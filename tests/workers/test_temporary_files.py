@@ -89,7 +89,7 @@ def test_runner_killed_while_a_worker_starts_leaves_no_folder(tmp_path, temporar
 
 
 def kill_all(run):
-    """Kill all processes of a run at once, so that none can clean up."""
+    """Kill all processes of a run together, so that none of them can remove files."""
     processes = [process.number for process in run.survivors(0)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:

@@ -31,7 +31,7 @@ SMALL_TRAIT = Trait("X is small", 1.0, is_parameter=True)
 
 
 def drawn(seed, shape):
-    """Draw floats, some of which are 0, halves of integers, or NaN."""
+    """Draw random floats in which some elements are NaN and some are 2.5."""
     random = np.random.default_rng(seed)
     x = random.normal(size=shape).astype(np.float32)
     x[random.random(shape) < 0.15] = np.nan
@@ -40,13 +40,13 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change, cases=6):
-    """Return a node and the output that a wrong backend returns for it.
+    """Return the sample of one node, which contains the output that a wrong backend returns.
 
     Args:
         signature: a pair: the declared inputs and output, and the call of the operator.
         number: the seed of the inputs.
         change: computes the wrong output from the input and the right output.
-        cases: nodes with a smaller number are nodes of cases; the others are generated.
+        cases: if ``number`` is smaller, the node is that of a case; otherwise, it is generated.
     """
     values, call = signature
     model = onnx.parser.parse_model(
@@ -74,7 +74,7 @@ def node(signature, number, change, cases=6):
 
 
 def proven(signature, change, count=40, cases=6, output="", independent=100):
-    """Return the best condition that new nodes confirm, as text; "" if no node does."""
+    """Return the text of the best condition that new nodes confirm; "" if there is none."""
     samples = [node(signature, number, change, cases) for number in range(count)]
     for sample in samples[cases + independent :]:
         sample.is_independent = False

@@ -36,7 +36,7 @@ def all_cases():
 
 @cache
 def small_trials(operator, step=1):
-    """Return the trials of every nth case of an operator, except large cases, which are slow."""
+    """Return the trials of every ``step``-th case of an operator, except large (slow) cases."""
     cases = [case for case in all_cases().values() if case.operators == (operator,)][::step]
     trials, _ = find_trials(cases, Judging())
     return [trial for trial in trials[operator] if trial.call.size < 1000]
@@ -109,7 +109,7 @@ def test_error_in_the_search_for_mistakes_leaves_the_verdict(workplace, onnxopt,
 
 
 def results_of(implementation, operator, step=1):
-    """Yield the results of a wrong implementation on every nth case of the conformance suite."""
+    """Yield the results of a wrong implementation on every ``step``-th case of an operator."""
     for trial in small_trials(operator.name, step):
         outputs = implementation.run(trial.call)
         passes = bool(outputs) and trial.excess(outputs) <= 1
@@ -120,7 +120,7 @@ def results_of(implementation, operator, step=1):
 
 
 def explanation_of(operator, formula):
-    """Return the explanation of a backend that computes the operator by a wrong formula."""
+    """Return the explanation of a backend that computes ``operator`` by the wrong ``formula``."""
     wrong = Implementation("wrong", change=lambda _: formula)
 
     def ask(_, model, inputs):
@@ -236,7 +236,7 @@ def explanations(path="out.json"):
 
 
 def counted(text):
-    """Return how many cases an explanation lists, and how many failing cases it states."""
+    """Return how many cases the parts of an explanation list in total, and how many cases fail."""
     total = re.search(r"(\d+) of (\d+) failing cases", text)
     assert total, text
     listed = text[total.end() :]

@@ -86,8 +86,9 @@ def test_conditions_of_generated_nodes_are_not_accidental():
     assert supports_condition(12, 15)
     for meeting, others in product(range(31), repeat=2):
         if supports_condition(meeting, others):
-            # If a quarter of the nodes that meet the condition were right, or a quarter of the
-            # other nodes were wrong, these would be the probabilities of drawing no such node.
+            # Suppose that a quarter of the nodes that meet the condition were right. The first
+            # number would be the probability that none of them is drawn. The second number
+            # corresponds to a quarter of the other nodes being wrong.
             assert 0.75**meeting < 0.05
             assert 0.75**others < 0.05
 
@@ -407,8 +408,8 @@ def test_failure_of_an_operator_unknown_to_onnx_is_not_explained(onnxopt, workpl
 
 
 def test_only_nodes_that_a_mistake_changes_support_its_condition():
-    # A passing node without the trait supports the condition "x has a zero" only if the mistake
-    # would change the output of the node.
+    # A passing node in which x has no zero supports the condition "x has a zero" only if the
+    # mistake would change the output of the node.
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { y = Exp(x) }'
     )
@@ -1193,7 +1194,7 @@ def test_scalars_and_empty_tensors_have_numbers():
 
 
 def test_nodes_of_all_types_have_the_same_numbers():
-    """Limits fitted to these numbers therefore apply to all types."""
+    """A limit that is fitted to the numbers of one type therefore applies to all types."""
     values = {"int32": np.int32, "float": np.float32, "bfloat16": ml_dtypes.bfloat16}
     of_types = []
     for name, dtype in values.items():

@@ -1,4 +1,4 @@
-"""Failure conditions of injected faults: each one is exact, or is not stated."""
+"""Failure conditions of injected faults: every condition that is stated is exact."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def condition_of(name, fault):
 
 
 def elements_meeting(condition, each, labels):
-    """Return which labelled elements of a sample meet all parts of a condition, as a mask."""
+    """Return a mask of the labelled elements of a sample that meet all parts of a condition."""
     table, _ = features(each.call, each.expected, labels.astype(np.int16))
     with np.errstate(all="ignore"):
         holds = [part.test(table[part.feature]) for part in condition.conditions]
@@ -269,8 +269,9 @@ def test_failures_wherever_a_condition_holds_are_not_accidental():
     supported = [numbers for numbers in product(range(61), repeat=2) if supports_wherever(*numbers)]
     assert (20, 40) in supported
     for meeting, others in supported:
-        # If a quarter of the inputs that meet the condition passed, or a tenth of the other inputs
-        # failed, these would be the probabilities of drawing no such input.
+        # Suppose that a quarter of the inputs that meet the condition passed. The first number
+        # would be the probability that none of them is drawn. The second number corresponds to a
+        # tenth of the other inputs failing.
         assert 0.75**meeting < 0.05
         assert 0.9**others < 0.05
 
@@ -279,8 +280,8 @@ def test_agreement_with_a_changed_formula_is_not_accidental():
     assert supports_change(59, 1)
     for total, unlike in product(range(61), range(4)):
         if total >= unlike and supports_change(total - unlike, unlike):
-            # If the backend differed from the changed formula for a tenth of the inputs, this would
-            # be the probability of drawing at most ``unlike`` of them.
+            # Suppose that the backend differed from the changed formula for a tenth of all inputs.
+            # The sum would be the probability that at most ``unlike`` drawn inputs are among them.
             share = [comb(total, k) * 0.1**k * 0.9 ** (total - k) for k in range(unlike + 1)]
             assert sum(share) < 0.05
 

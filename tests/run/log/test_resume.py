@@ -1,4 +1,4 @@
-"""Resuming a run from its log, for example after the runner was killed."""
+"""A run is resumed from its log, for example after the runner was killed."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def write_folder(folder):
 
 @pytest.mark.slow
 def test_client_writes_artifacts_of_cases_that_workers_read(two, tmp_path):
-    """Workers do not send inputs to the client, so the client reads them for artifacts itself."""
+    """Workers send no inputs to the client, so the client reads the inputs that artifacts need."""
     write_folder(tmp_path / "many")
     write_cases(tmp_path, {"fine": 0.1})
     plugin = tmp_path / "mine.py"
