@@ -30,7 +30,7 @@ def _end_at_signals() -> None:
 
 
 def _end(number: int, _: object) -> None:
-    """End this process at once, because nothing has to be cleaned up."""
+    """End this process immediately, because nothing has to be cleaned up."""
     try:
         os.write(2, b"interrupted\n")
     finally:

@@ -158,7 +158,7 @@ def _refuse(problems: _Problems) -> None:
 
 
 def _all(kind: type[T], values: Iterable[T], expected: str) -> tuple[T, ...]:
-    """Return the values as a tuple; raise a TypeError if a value has another type."""
+    """Return the values as a tuple; raise a TypeError if a value is not of the type ``kind``."""
     checked = tuple(values)
     for value in checked:
         if not isinstance(value, kind):
@@ -419,7 +419,7 @@ def locate(
         case: the model with its inputs; stored outputs are ignored.
         backends: specifications as for ``-b``.
         execution: where and within which limits backends run. The memory limit also applies to the
-            intermediate values of the model that this process computes.
+            intermediate values that this process computes.
         judging: how outputs are judged.
         interruption: set when the user interrupts the command.
         open_progress: opens a progress display.
@@ -443,7 +443,7 @@ def locate(
 
 
 def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:
-    """Yield the first failing model with several nodes, and its first wrong node, by backend.
+    """Yield, for each backend, the first failing model of several nodes and its first wrong node.
 
     Args:
         session: a session whose cases have run.
@@ -500,7 +500,8 @@ def audit(
     Args:
         cases: from :func:`load_cases`.
         judging: how outputs are judged.
-        operators: names of the operators without a formula to audit; empty for all in the cases.
+        operators: of the operators without a formula, the names of those to audit; empty for all
+            that occur in the cases.
         jobs: number of processes.
         thorough: whether the audit also looks for redundant cases, which takes many times as long.
         progress: called with the number of finished implementations and the total number.
@@ -633,7 +634,7 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
 
 
 def add_operators(*paths: Path | str) -> list[Operator]:
-    """Register the operators in files, for this process and its future children; return them.
+    """Register and return the operators in files, for this process and its future children.
 
     Args:
         paths: Python files; their code is executed.

@@ -138,7 +138,7 @@ class BackendDied(OnnxoptError):
 
 
 class BackendDiedEarlier(BackendDied):
-    """Raised if a backend ended before it read the request, which is therefore not the cause."""
+    """Raised if a backend ended before it read the request, so the request is not the cause."""
 
 
 class BackendHangs(OnnxoptError):

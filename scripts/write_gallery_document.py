@@ -66,8 +66,8 @@ _FOUND_BY = """\
 `onnx-node` does not show {missed} of the {all} rows. For each of these rows, the tables name a
 suite that shows the defect: `operators`, `conformance`, or `gallery` if only the row's own case
 shows it. {reference} of these rows are defects of onnx's reference, which computes the outputs of
-`onnx-node`. The other rows concern element types, values, or older versions of an operator that no
-case of `onnx-node` has.
+`onnx-node`. No case of `onnx-node` has the element types, the values or the older operator versions
+of the other rows.
 """
 _FEATURES = """\
 ## Ignored features of recent opsets

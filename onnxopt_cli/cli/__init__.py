@@ -170,7 +170,7 @@ def _interrupted(stop: KeyboardInterrupt) -> int:
 
 
 def _exit_code(arguments: Sequence[str] | None) -> int:
-    """Run the command, and turn exceptions into messages."""
+    """Run the command and return its exit code; exceptions become messages."""
     # The command's registry of operators must stay in use until the message has been composed.
     with ExitStack() as stack:
         return _run(arguments, stack)

@@ -47,7 +47,7 @@ class _Console(Console):
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_wrapped(self, text: Text | str) -> None:
-        """Print text and wrap its lines, unless ``text.no_wrap`` is true, as in a command to copy.
+        """Print text. Its lines are wrapped, except if ``text.no_wrap`` is true, as for a command.
 
         All lines of a paragraph have the indentation of its first line. A word that is longer than
         a line, such as a path, stays whole. Unlike in rich, blanks at the ends of lines are
@@ -77,7 +77,7 @@ class _Console(Console):
 
 
 def _wrapped(text: Text, width: int) -> Iterable[Text]:
-    """Divide a text into lines, only between words; rich would also divide words."""
+    """Return the lines of a text, divided between words; rich would also divide words."""
     starts, start = [], 0
     for word in re.finditer(r"\S+", text.plain):
         if word.start() > start and cell_len(text.plain[start : word.end()]) > width:
@@ -186,7 +186,7 @@ def show_progress(
 
 @contextmanager
 def show_step(doing: str) -> Iterator[Callable[[str], None]]:
-    """Show the current step of a long task: on a terminal at once, otherwise as lines at intervals.
+    """Show the current step of a long task, on a terminal immediately, elsewhere at intervals.
 
     The context manager yields a callback, which accepts the name of the next step.
 

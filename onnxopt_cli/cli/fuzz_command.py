@@ -194,7 +194,7 @@ def _chosen(
 def _command_line(
     operators: Sequence[str], excluded: Sequence[str], options: Mapping[str, Any]
 ) -> str:
-    """Return the command that repeats the search, which kept cases state as their source."""
+    """Return the command that repeats the search; stored cases state it as their source."""
     words = ["onnxopt fuzz"]
     words += [f"--operator {name}" for name in operators]
     words += [f"--exclude-operator {name}" for name in excluded]

@@ -110,7 +110,7 @@ def _directories(path: Path, model_inputs: ModelInputs, form: str | None) -> Sui
 
     Raises:
         UsageError: if the path has no case, or a case that a test directory cannot store.
-        InvalidCase: if the path has faults.
+        InvalidCase: if the files at the path have faults.
     """
     from onnxopt_cli import _api as api
     from onnxopt_cli.report.artifacts import file_name

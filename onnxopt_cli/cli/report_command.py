@@ -32,7 +32,7 @@ def command() -> None:
     onnxopt report render run.jsonl --report html=run.html
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     if claimed():
-        # A collection would visit all results of a run, of which none are garbage before the
+        # A garbage collection would visit all results of a run. None of them is garbage before the
         # process ends.
         gc.disable()
 

@@ -124,7 +124,7 @@ class Display:
             self.record(terminal.heading(names, self._id_width))
 
     def show(self, results: Sequence[Result]) -> None:
-        """Count a case; with -v, also print its line and its outputs."""
+        """Count the results of a case; with -v, also print its line and its outputs."""
         self._done += results[0].case not in OUTSIDE_IDS
         self._nonconforming += any(
             not result.conforms and result.outcome is not Outcome.NOT_RUN for result in results
@@ -194,7 +194,7 @@ class Display:
             self.print(Text(f"{count} problem{'s' * (count > 1)} in case files, see above", "red"))
 
     def _explained(self, view: RunView) -> Iterable[Text]:
-        """Return lines for explanations: for all with -v or -q, otherwise for incomplete ones."""
+        """Return lines for all explanations with -v or -q, otherwise only for incomplete ones."""
         prints_all = self._verbose or self._quiet
         return terminal.explanation_lines(
             view.record.explanations if prints_all else view.open_explanations
@@ -310,7 +310,7 @@ def execute(config: RunConfig) -> int:
 
 
 def _targets(config: RunConfig) -> Sequence[str]:
-    """Return the targets of a run; a target in the gallery is limited to the tested runtimes."""
+    """Return the targets of a run; of the gallery, only the cases of the tested runtimes."""
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets

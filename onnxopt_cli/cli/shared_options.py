@@ -280,13 +280,13 @@ def require_built_in(backends: Iterable[BackendIdentity]) -> None:
 def expand_installable(
     context: click.Context, _parameter: click.Parameter, value: Sequence[str]
 ) -> Sequence[str]:
-    """Replace backend names like :func:`expand_backend`; adapters need not be installed."""
+    """Replace names as :func:`expand_backend` does, but accept adapters that are not installed."""
     configuration: Configuration | None = context.meta.get(_CONFIGURATION)
     return [configuration.backend(text) for text in value] if configuration else value
 
 
 def _use(context: click.Context, parameter: click.Parameter, files: Sequence[Path]) -> None:
-    """Use a registry until the command ends, with the operators of the environment and of files."""
+    """Until the command ends, use a registry with the operators of the environment and of files."""
     # Imported late, because the import is slow, and help and completion do not need it.
     from onnxopt_cli.operators.registry import Registry, registry
 

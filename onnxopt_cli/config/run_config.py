@@ -78,7 +78,7 @@ class ToleranceRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part ``index`` of ``count``, counted from 1.
+    """Part ``index`` of the cases, which are divided into ``count`` parts, counted from 1.
 
     The part to which a case belongs depends only on the id of the case. Therefore, adding or
     removing cases moves no other case to another part.
@@ -422,7 +422,8 @@ class RunConfig(Settings):
         targets: files, folders, suites and ids of cases; empty for the default.
         filters: filters of the cases of these targets.
         failed_only: whether to run only cases that failed in their last run in this folder.
-            failed_first: whether to run these cases first.
+            failed_first: whether cases that failed in their last run in this folder run before all
+                other cases.
         shard: the part of the selected cases to run; None for all.
         model_inputs: the inputs of targets that are model files without test data.
         backends: the backends under test.

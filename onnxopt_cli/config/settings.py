@@ -116,7 +116,7 @@ class Number(Text):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(Text):
-    """A member of an enumeration, or its value."""
+    """A member of an enumeration; the value of a member is accepted as well."""
 
     members: type[StrEnum] = StrEnum
 
@@ -200,7 +200,7 @@ class File(Text):
 
     Attributes:
         exists: whether the file or folder must exist.
-        folder: whether it may be a folder.
+        folder: whether the path may lead to a folder.
     """
 
     exists: bool = False

@@ -77,7 +77,7 @@ def room(count: int, dtype: np.dtype[Any]) -> Array:
 
 
 def joined(blocks: Iterable[Sequence[Array]], size: int) -> list[Array]:
-    """Return flat arrays that are assembled from blocks; each block is released after its copy.
+    """Return flat arrays that are assembled from blocks; a block is released once it is copied.
 
     Args:
         blocks: for each block, its part of every array.

@@ -162,7 +162,7 @@ class Cache:
         return data if sha256(data).hexdigest() == entry.digest else None
 
     def put(self, key: str, data: bytes) -> None:
-        """Store an entry unless the cache cannot be used."""
+        """Store an entry; do nothing if the cache cannot be used."""
         if self.unusable or not key or len(data) > _MAX_ENTRY_BYTES:
             return
         try:

@@ -115,7 +115,7 @@ def element_shares(expected: Array, actual: Array, tolerance: Tolerance) -> Arra
 
 
 def surely_agrees(expected: Array, actual: Array, error_bound: ErrorBound) -> bool:
-    """Return whether a tensor of floats surely agrees, without measuring its error.
+    """Return whether ``actual`` surely agrees with ``expected``, without measuring any error.
 
     Args:
         expected: the expected values.
@@ -203,7 +203,7 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 @cache
 def bound_without_limits(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return an error bound that only describes a tolerance, without limits for elements."""
+    """Return an error bound that describes a tolerance in reports, but lacks limits of elements."""
     empty = np.empty(0)
     return ErrorBound(Branch(empty, empty).at, factor, provenance)
 
@@ -288,8 +288,8 @@ class _Elements:
 
     Attributes:
         places: indices into the flat tensor.
-        expected: expected values. If several results of an element are accepted, the result for
-            which the ratio of distance to limit is smallest.
+        expected: expected values. If several results of an element are accepted, the result with
+            the smallest ratio of distance to limit.
         actual: actual values.
         distance: absolute distances, float64.
         size: magnitudes of the expected values, float64.
@@ -394,7 +394,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of ``size`` numbers: the shares and, for all others, zeros.
+    """Return the median of ``size`` numbers, of which all but the shares are zero.
 
     The function reorders ``shares``.
     """
@@ -503,13 +503,13 @@ class _Statistics:
         self.worst = sorted(self.worst, key=itemgetter(0))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
-        """Compute the smallest rtol for a given atol, and the smallest atol for a given rtol."""
+        """Find the smallest rtol for the tolerance's atol, and the smallest atol for its rtol."""
         assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
         rtol, atol = self.tolerance.rtol, self.tolerance.atol
         size = np.where(np.isfinite(size), size, 0.0)
         with np.errstate(all="ignore"):
             needed = np.where(distance <= atol, 0.0, (distance - atol) / size)
-            # If the quotient was rounded down, the second larger number is always sufficient.
+            # If the quotient was rounded down, the float two steps above is sufficient.
             short = atol + needed * size < distance
             needed[short] = np.nextafter(np.nextafter(needed[short], np.inf), np.inf)
             self._raise(needed_rtol=needed)

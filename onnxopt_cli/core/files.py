@@ -117,7 +117,7 @@ def require_writable_file(option: str, path: Path) -> None:
 
 
 def require_output_folder(option: str, folder: Path) -> None:
-    """Check that files can be written to a folder, which the first file will create.
+    """Check that files can be written to a folder, which may not exist yet; do not create it.
 
     Raises:
         UsageError: if the folder cannot be created (see :func:`create_last_folder`), or if files

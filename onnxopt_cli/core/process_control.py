@@ -59,7 +59,7 @@ def begin_pid_namespace() -> bool:
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """Request a signal when the parent of this process ends; exit if it has already ended.
+    """Request a signal when the parent of this process ends; exit if the parent has already ended.
 
     The function makes only system calls, so it may run between fork and exec.
     """

@@ -228,9 +228,9 @@ def require_once(keys: Iterable[object]) -> None:
 
 # Results are cached, because many cases have the same path.
 _path = lru_cache(Path)
-# The shape in the description of a tensor such as `float32[2,3]`.
+# Matches a description of a tensor, such as `float32[2,3]`, and captures the shape.
 _SHAPE = re.compile(r"\w+\[([0-9,]{0,400})\]")
-# The counts of elements of an output that :func:`_contradiction` compares with their number.
+# Names of the counts that :func:`_contradiction` compares with the number of elements of an output.
 _QUANTITIES = ("mismatches", "inconclusive elements", "counts of distances", "worst elements")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -304,7 +304,8 @@ def result_to_json(result: Result) -> dict[str, Any]:
 def result_from_json(data: Any) -> Result:
     """Return the result from which :func:`result_to_json` made the data.
 
-    Error bounds of the result have a factor, but no limits for elements.
+    The result can be shown but not judged again: its error bounds have the factor that the JSON
+    contains, but not the limits of the elements, which the JSON lacks.
 
     Args:
         data: a JSON object that conforms to the schema.
@@ -418,7 +419,7 @@ def _contradiction(diff: Diff) -> str:
 
 @lru_cache
 def _sizes(kind: str) -> tuple[int, ...] | None:
-    """Return the shape in the description of a tensor; None if it describes no tensor."""
+    """Return the shape that a description such as ``float32[2,3]`` states; None without a shape."""
     shape = _SHAPE.fullmatch(kind)
     if shape is None:
         return None

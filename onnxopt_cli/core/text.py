@@ -65,7 +65,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def without_ci_commands(text: str, *, goes_on: bool = False) -> str:
-    """Change lines of output so that no CI server finds a command in them.
+    """Return lines of output, changed so that no CI server finds a command in them.
 
     Args:
         text: the lines.

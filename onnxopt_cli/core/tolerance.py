@@ -153,7 +153,7 @@ class ErrorBound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """The tolerance of an output that a function tests: random numbers, or elements in any order.
+    """The tolerance of an output that a function tests as a whole, such as random numbers.
 
     Attributes:
         distribution: a description of the distribution or of the elements.
@@ -200,7 +200,7 @@ class NumberText:
         return f"the value that the text of a {self.text_of} states{computed} ({self.provenance})"
 
     def texts(self, stored: Array) -> Array:
-        """Return the shortest text of each value; by default, stored texts state the values."""
+        """Return the shortest text of each value; if ``values`` is None, of each stored number."""
         values = _stated_values(stored)[0].reshape(stored.shape)
         values = values if self.values is None else self.values
         return np.array([str(value) for value in values.reshape(-1)], object).reshape(values.shape)

@@ -44,7 +44,8 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 #: The maximum number of bytes of files that are read to load one case.
 MAX_CASE_BYTES = 4 << 30
-#: The maximum number of bytes of other files that are read to validate all cases of a case file.
+#: The maximum number of bytes of the files that are read to validate all cases of one case file,
+#: not counting the case file.
 MAX_CASE_FILE_BYTES = 16 << 30
 
 _WRITABLE_BY_ALL = stat.S_IWOTH

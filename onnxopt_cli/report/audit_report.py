@@ -57,7 +57,7 @@ def audit_page(score: MutationScore, *, verbose: bool) -> Iterable[RenderableTyp
 
 
 def _counts(score: MutationScore) -> Table:
-    """Return a table with the numbers of mistakes, mutants and reformulations judged correctly."""
+    """Return a table: how many mistakes, mutants and reformulations the cases judge correctly."""
     stillborn = sum(verdict.stillborn for verdict in score.automatic)
     automatic_note = "; ".join(["killed", *_equivalence(score)])
     if stillborn:
@@ -108,13 +108,13 @@ def _extremes(numbers: Iterable[int]) -> tuple[int, int]:
 
 
 def _smallest_margin(score: MutationScore) -> str:
-    """Return the killed mutant with the smallest error / tolerance, as text.
+    """Return a text that names the killed mutant with the smallest error / tolerance.
 
     The text is empty if every killed mutant has an infinite error / tolerance.
     """
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    # For an output that must be exact, the ratio is infinite and says nothing about the margin.
+    # For an output that must be exact, error / tolerance is infinite, which shows no margin.
     if nearest is None or not math.isfinite(nearest.largest):
         return ""
     excess = short_error(nearest.largest)
@@ -184,7 +184,7 @@ def _survivor(verdict: Verdict) -> Text:
 
 
 def _share(score: MutationScore) -> str:
-    """Return the mutation score of an operator without a formula as text, rounded down."""
+    """Return a text with the score, rounded down, of an operator without a formula."""
     if isinstance(score.operator, Operator) or score.value is None:
         return ""
     return f", mutation score {math.floor(1000 * score.value) / 10:g} %"
@@ -199,7 +199,7 @@ def _attribute(value: Any) -> str:
 
 
 def _snapshot(attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return attributes and inputs as text.
+    """Return a text with the values of attributes and inputs.
 
     If all inputs have the same element type, the type is stated once, at the beginning.
     """

@@ -198,7 +198,7 @@ def _policy(*inline: str) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the names and values, as text, of the options that are set."""
+    """Return the name of each option that is set, and its value as a string or as JSON."""
     return [
         (name, value if isinstance(value, str) else json.dumps(value, default=str))
         for name, value in options.items()

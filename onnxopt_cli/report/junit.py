@@ -145,7 +145,7 @@ def _kind(result: Result) -> str | None:
 
 
 def _count(suites: Element, seconds: float) -> None:
-    """Set the counts of cases by kind, and the time, of a suite or of the root element."""
+    """Set the time and the counts of cases by kind in a suite or in the root element."""
     kinds = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
     for name, tag in kinds.items():
         suites.set(name, str(sum(1 for _ in suites.iter(tag))))

@@ -196,7 +196,7 @@ _VERDICT_WIDTH = max(map(len, RuleOutcome))
 
 
 def rule_line(finding: RuleResult) -> RenderableType:
-    """Return a rule with its verdict and finding.
+    """Return a line for a rule of the backend protocol, with its verdict and finding.
 
     If the rule is violated, the remedy is added. The option to add to the backend's specification
     is not included.

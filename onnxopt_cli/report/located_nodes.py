@@ -173,7 +173,7 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
     Args:
         located: the result.
         folders: the folder of each finding.
-        backends: the backends as they are given to ``-b``.
+        backends: the argument of ``-b`` for each backend.
 
     Yields:
         Lines that may be wrapped, and commands that must not be wrapped. Commands have
@@ -246,7 +246,7 @@ def _title(
 
 
 def _error(finding: LocatedNode) -> str:
-    """Return the error of a node as text."""
+    """Return a text that states the error of a node."""
     share = finding.error_over_tolerance
     if share is None:
         return "no output of the expected type and shape"
@@ -337,7 +337,7 @@ def write_located_page(
         path: the file.
         located: the result.
         folders: the folder of each finding.
-        backends: the backends as they are given to ``-b``.
+        backends: the argument of ``-b`` for each backend.
         model: the searched model.
 
     Raises:

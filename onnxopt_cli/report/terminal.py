@@ -348,8 +348,8 @@ class WordTable(Table):
     """A table that breaks cells only between words.
 
     If the longest words of all columns do not fit into a line, each row is shown as a paragraph
-    that begins with its first cell. As an exception, words such as paths are broken if they are
-    longer than ``_MAX_NAME_CHARS`` and half of the width.
+    that begins with its first cell. As an exception, a word such as a path is broken if it is
+    longer than ``_MAX_NAME_CHARS``, and also longer than half of the width.
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -133,8 +133,8 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the one with the fewest wrong elements. The results of
-    second readings of contested questions are then not considered.
+    If no correct result matches, return the one from which the fewest elements of the outputs
+    deviate. Results of the second reading of a contested question are then not considered.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False

@@ -53,8 +53,8 @@ from onnxopt_cli.workers.forked_processes import (
 
 #: The relative rounding error that any implementation may have, in machine epsilons.
 MAX_EPSILONS = 4.0
-# The rounding error of a wrong implementation may exceed that of the formula by at most this
-# factor, unless rounding is the defect.
+# The rounding error of a wrong implementation may be at most this multiple of the rounding error of
+# the formula. The limit does not apply if rounding is the defect.
 _MAX_EXTRA_ROUNDING = 1000.0
 # A wrong implementation may return an element within the tolerance of the correct value by chance.
 # The probability is about the tolerance of the correct value, divided by the error bound of the
@@ -63,8 +63,8 @@ _UNLIKELY = 0.01
 #: The reason why a node of an operator without a formula cannot be compared with known mistakes.
 WITHOUT_FORMULA = "without formula"
 
-#: A mistake must reproduce at least this number of a backend's wrong elements, unless generated
-#: nodes confirm the mistake. An element of a boolean output counts as a quarter.
+#: If generated nodes do not confirm a mistake, it must reproduce at least this number of a
+#: backend's wrong elements. An element of a boolean output counts as a quarter.
 MIN_ELEMENTS_ALIKE = 3.0
 # The limits of the process that computes a mistake: seconds and bytes.
 _SECONDS, _BYTES = 10.0, 1 << 30
@@ -262,8 +262,9 @@ def reproduces(implementation: Implementation, observation: Observation, judging
 def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
     """Return whether an implementation reproduces all wrong elements of a backend.
 
-    Elements that are wrong only in the implementation are ignored, unless the same element of
-    another output is wrong in the backend.
+    If the backend is wrong at a position of one output, the implementation must agree with the
+    backend at this position in all outputs that update the same tensor. Positions at which no
+    output of the backend is wrong are not compared.
     """
     outputs = implementation.run(observation.call)
     if not len(outputs) == len(observation.right) == len(observation.returned):
@@ -299,7 +300,7 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 
 
 def _in_any_output(call: Call[Array], masks: Sequence[Array]) -> list[Array]:
-    """Return for each output the elements that a mask selects in any output of the same tensor."""
+    """Return for each output the positions that a mask selects in any output of the same tensor."""
     groups = len(call.groups)
     if any(map(call.operator.carries, call.operator.outputs)):
         return [*masks]
@@ -381,7 +382,7 @@ def _are_near(output: Array, returned: Array, limit: Array) -> bool:
 def _may_be_right(
     outputs: Sequence[Array], limits: Sequence[Branch], right: Sequence[Branch]
 ) -> bool:
-    """Return whether a mistake could, by chance, return correct outputs with other roundings.
+    """Return whether a mistake that rounds differently could return correct outputs by chance.
 
     Args:
         outputs: the outputs of the mistake.

@@ -95,7 +95,7 @@ class Plan:
         vacuity: detects passes that a backend without any computation would also get.
         oracle: returns the expected results.
         judges: the number of processes that run and judge formulas; 1 for this process alone.
-        remote: runs and judges cases on other machines; None to run them on this one.
+        remote: runs and judges cases on other machines; None to run them on this machine.
     """
 
     cases: Sequence[Case]
@@ -379,7 +379,7 @@ def _run_stepwise(
 
 
 def _total(total: Response, response: Response) -> Response:
-    """Add the response to a step to the responses to all earlier steps."""
+    """Return the response to a step, with the total time and the faults of all steps so far."""
     return replace(
         response,
         lowered=total.lowered or response.lowered,
@@ -582,7 +582,7 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Review results of another process, and share equal strings with this process."""
+    """Return results from another process, reviewed, with strings that this process already has."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)

@@ -139,7 +139,7 @@ def open_session(
 
     Args:
         config: the settings of the run.
-        find: collects the cases from which the settings select. It is called while the backends
+        find: collects the cases, of which the settings select some. It is called while the backends
             start.
         interruption: set when the user interrupts the run.
         tell: shows a message to the user before the run.
@@ -236,9 +236,9 @@ def _identity(executor: Executor) -> BackendIdentity:
 
 
 def _started(plan: Plan, tell: Callable[[str], None]) -> list[Executor]:
-    """Wait until the backends have started.
+    """Wait until the backends have started, and return their executors.
 
-    If a backend fails to start, the others continue.
+    If a backend fails to start, the others continue, and a :class:`NotStarted` takes its place.
 
     Raises:
         UsageError: if a backend does not exist.
@@ -374,7 +374,7 @@ class Session:
             yield row
 
     def rerun(self) -> Iterator[Result]:
-        """Run the cases that did not conform again, and yield the new results."""
+        """Run again all cases that did not conform, and yield the new results."""
         if self._log and self._log.finished:
             return
 
@@ -442,7 +442,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load the results of cases that ran on all backends; of a finished log, all results."""
+        """Load results: all from a finished log, else those of cases that ran on all backends."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin

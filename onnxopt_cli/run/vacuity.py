@@ -156,7 +156,7 @@ class VacuityCheck:
     def _finding_for_operator(
         self, executor: Executor, node: onnx.NodeProto, types: frozenset[np.dtype[Any]] | None
     ) -> str:
-        """Return why no probe shows that a backend computes a node's operator.
+        """Return why no probe shows that a backend computes an operator; empty if a probe shows it.
 
         Args:
             executor: the backend.

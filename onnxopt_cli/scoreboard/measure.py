@@ -60,8 +60,8 @@ class Conditions:
         machines: the settings of the cluster.
         interruption: set when the user interrupts the command.
         cluster: the machines on which backends run; None for this machine.
-        explain_time: time limit in seconds for explaining the failures of a run; None for a part of
-            the run's time.
+        explain_time: time limit in seconds for explaining the failures of a run; None for a limit
+            that depends on the run's time.
         tell: shows a message.
         open_progress: opens a progress display.
     """

@@ -191,7 +191,7 @@ class _Reader:
         return default
 
     def _texts_of(self, table: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-        """Return a list of distinct texts; empty after a problem."""
+        """Return the distinct texts of a list in the file; empty after a problem."""
         values = table[keys[-1]]
         if not isinstance(values, list) or not values:
             self._report(f"{keys[-1]} is not a list of texts", *keys)

@@ -543,7 +543,7 @@ def _by_folder(cases: Sequence[str]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _is_mixed(cells: Sequence[tuple[Column, Score]]) -> bool:
-    """Return whether the backends have different scores in a row.
+    """Return whether the backends have different scores in a row of the matrix.
 
     Backends that did not run are ignored.
     """

@@ -55,7 +55,7 @@ class Accuracy:
     def of(
         cls, backend: str, operator: str, output: str, provenance: Provenance, diffs: Sequence[Diff]
     ) -> Accuracy:
-        """Measure an output from at least one comparison."""
+        """Summarize the comparisons of an output in all cases, at least one."""
         return cls(
             backend,
             operator,

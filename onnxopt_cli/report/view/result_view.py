@@ -50,7 +50,7 @@ _ONNX_TEST_FOLDERS = ("onnx", "backend", "test")
 
 @dataclass(frozen=True, slots=True)
 class OutputView:
-    """An output compared with its expected value, as text.
+    """The comparison of an output with its expected value, in words for a reader.
 
     Attributes:
         name: the name of the output, with the path of the part.
@@ -118,12 +118,12 @@ class OutputView:
 
 @dataclass(frozen=True)  # The class has no slots, because of its cached properties.
 class ResultView:
-    """The result of a case on a backend, as text.
+    """The result of a case on a backend, in words for a reader.
 
     Attributes:
         result: the result.
         options: options of the run, as in RunRecord.
-        backend: the backend as it is given to ``-b``; empty if this is its name.
+        backend: the argument of ``-b`` for the backend; empty if this is the backend's name.
     """
 
     result: Result
@@ -324,7 +324,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
     Args:
         result: the result to repeat.
         options: options of the run, as in RunRecord.
-        backend: the backend as it is given to ``-b``; empty if that is its name.
+        backend: the argument of ``-b`` for the backend; empty if this is the backend's name.
     """
     named = ["-b", backend or result.backend]
     words = ["onnxopt", "run", *_target(result), *named, *verdict_options(options)]

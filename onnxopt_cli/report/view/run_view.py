@@ -314,7 +314,7 @@ class RunView:
 
     @cached_property
     def scope(self) -> str:
-        """The suites, the excluded capabilities and the qualifications of passes, as text."""
+        """A text with the suites, the excluded capabilities and the qualifications of passes."""
         record = self.record
         suites = [
             f"{name.removeprefix(SUITE)}@{version}"
@@ -372,7 +372,7 @@ class RunView:
 
     @cached_property
     def _texts(self) -> Mapping[str, str]:
-        """The backends as they are given to ``-b``, by name."""
+        """The argument of ``-b`` for each backend, by the backend's name."""
         return {backend.name: backend.text for backend in self.record.backends}
 
     @cached_property

@@ -275,7 +275,7 @@ class _Update:
         """Group results by the entry fields that describe their failures.
 
         The fields name the known mistakes that reproduce the failure. Without such mistakes, the
-        fields name the wrong outputs, unless all outputs are wrong. If a cause has many
+        fields name the wrong outputs; if all outputs are wrong, they name none. If a cause has many
         combinations of wrong outputs, the outputs are not listed.
         """
         groups: dict[_Described, list[Result]] = {}
@@ -530,7 +530,7 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
 
     Args:
         ids: the ids to match.
-        others: ids that no pattern may match, unless they are also among ``ids``.
+        others: ids that no pattern may match, except those that are also among ``ids``.
 
     Returns:
         The patterns, ordered by the first id that each of them matches. Special characters of ids

@@ -79,7 +79,7 @@ class Entry:
         mistakes: the names of known mistakes that together reproduce the failure; empty for any
             failure.
         outputs: the names of the outputs that are wrong in the failure; empty for any outputs.
-        reason: the reason, as text.
+        reason: why the author of the file expects these outcomes.
         issue: link to an issue.
         expires: the first day on which the entry is no longer valid.
     """
@@ -356,8 +356,8 @@ class Expectations:
     def review(self, result: Result, backend: BackendIdentity, case: Case | None) -> Result:
         """Return a result with its standing, and with the entry that applies to it.
 
-        Without expectation files, the standing is None unless the result is flaky. If the case was
-        not run, the standing is also None.
+        The standing is None if the case was not run. Without expectation files, the standing is
+        None for every result except a flaky one.
 
         Args:
             result: the result.

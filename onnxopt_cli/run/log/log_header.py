@@ -173,7 +173,7 @@ class FileSnapshot:
         return Contents(self._backends, files)
 
     def guarded(self, case: Case) -> Case:
-        """Return a case. Loading it raises InvalidCase if its files have changed."""
+        """Return a copy of a case whose loading raises InvalidCase if its files have changed."""
         return replace(case, load=partial(self._load, case.load))
 
     def changed(self) -> Iterator[Fault]:
@@ -340,7 +340,7 @@ class Header:
         )
 
     def differences(self, other: Header) -> list[str]:
-        """List the differences from the header of another run, without the shard."""
+        """List the differences from the header of another run; the shards are not compared."""
         differences = _change("the cases", self.cases, other.cases)
         if self.backends != other.backends:
             differences.append(f"the backends ({_backends(self)}, now {_backends(other)})")

@@ -157,7 +157,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # The consumer requests the next record only after it has accepted this one.
+            # Execution continues here only after the consumer has accepted the record.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 
@@ -254,7 +254,7 @@ def _check_record(record: object) -> str:
         raise ValueError(f"found no record of a log, expected one of {', '.join(kinds)}")
     validator = kinds[kind]
     with losing_exceptions():
-        # The check alone is faster than the search for errors, and most records have no errors.
+        # is_valid is faster than iter_errors, and most records have no errors.
         error = None if validator.is_valid(record) else next(validator.iter_errors(record), None)
     if error is not None:
         field = ".".join(map(str, error.instance_path)) or kind
@@ -293,7 +293,7 @@ class _Rules:
         self._rerun: set[Key] = set()
 
     def start(self, key: Key) -> None:
-        """Check a record that a case has started.
+        """Check the record of the start of a case.
 
         Raises:
             ValueError: if the record contradicts the records before it.

@@ -47,9 +47,9 @@ class LogWriter:
 
     If a record cannot be written, no exception is raised. The error is stored in :attr:`failure`,
     and the run continues, so that its verdict is shown. If another program writes to the log, this
-    is also stored as a failure. To detect this, the writer compares the size of the file before
-    each record, and its content at the end. The last record then marks the log as spoiled, and
-    readers reject it.
+    is also stored as a failure. To detect this, the writer compares the file with what it has
+    written: the size before each record, and the content at the end. If they differ, a last record
+    marks the log as spoiled, and readers reject the log.
 
     Attributes:
         failure: why the log is incomplete; empty if no error has occurred.
@@ -149,7 +149,7 @@ class LogWriter:
         return not self._regular or os.fstat(self._descriptor).st_size == size
 
     def _is_ours(self) -> bool:
-        """Return whether the path still leads to the open file with the written content."""
+        """Return whether the path leads to the open file, and the file has the written content."""
         status = os.fstat(self._descriptor)
         try:
             status_at_path = self._path.stat()
