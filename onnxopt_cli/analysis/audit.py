@@ -116,7 +116,7 @@ def _digest(outputs: Sequence[Array]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of one implementation.
+    """The result of running one implementation on the cases of its operator.
 
     Attributes:
         name: the implementation's name.
@@ -188,7 +188,7 @@ class MutationScore:
 
     @property
     def survivors(self) -> list[Verdict]:
-        """Mutants that no case rejects, apart from equivalent mutants."""
+        """Mutants that are not equivalent and that no case rejects."""
         return [verdict for verdict in self.scored if not verdict.rejected]
 
     @property
@@ -218,7 +218,7 @@ class MutationScore:
 
     @property
     def proven(self) -> Mapping[str, str]:
-        """Proofs of equivalence by mutant; a mutant with a proof does not run on the cases."""
+        """For each mutant that is proven equivalent, the proof. Such a mutant runs on no case."""
         if isinstance(self.operator, Operator):
             return {}
         return proven_mutants([trial for trial in self.trials if isinstance(trial, NodeTrial)])
@@ -246,15 +246,15 @@ class MutationScore:
 def find_trials(
     cases: Sequence[Case], judging: Judging
 ) -> tuple[dict[str, list[AuditedCase]], list[Fault]]:
-    """Read the cases that can be audited, by the name of their operator.
+    """Read the cases that can be audited, and group them by operator.
 
     Returns:
         The trials of each operator, the smallest first, and the faults of invalid cases.
     """
     trials: dict[str, list[AuditedCase]] = {operator.name: [] for operator in registry().operators}
     problems: list[Fault] = []
-    # The error bounds of all elements are derived at once. Otherwise, each mutant would require new
-    # derivations, because each mutant is wrong in different elements.
+    # The error bounds of all elements are derived in one step. Otherwise, each mutant would require
+    # new derivations, because each mutant is wrong in different elements.
     oracles = Oracles(judging, bound_once=True)
     for case in cases:
         try:
@@ -301,7 +301,7 @@ def audit(
         progress: called with the numbers of finished and of all implementations.
         thorough: whether to also find redundant cases; the audit then takes many times as long.
         shard: the part of the implementations to audit; None for all.
-        elsewhere: yields the outcomes of tasks, in order, from other machines; None to run the
+        elsewhere: runs tasks on other machines, and yields their outcomes in order; None to run the
             tasks on this machine.
         node_trials: from :func:`~onnxopt_cli.analysis.node_audit.find_node_trials`.
         elsewhere_nodes: whether ``elsewhere`` also yields the outcomes of operators without a

@@ -222,7 +222,7 @@ def _injected(
 
 
 def _is_exact(value: Array, tolerance: object) -> bool:
-    """Return whether an output must be exact, apart from subnormal numbers that may become zero."""
+    """Return whether an output must be exact, except that subnormal numbers may become zero."""
     if value.dtype not in _FLOATS or not isinstance(tolerance, ErrorBound):
         return value.dtype not in _FLOATS
     limit = tolerance.at(np.arange(value.size)).limit

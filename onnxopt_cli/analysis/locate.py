@@ -3,8 +3,9 @@
 The search has four steps:
 
 1. :class:`~onnxopt_cli.analysis.model_walk.ModelWalk` computes the values of all nodes.
-2. Each node is judged alone. Its inputs are the computed values, and its expected outputs come from
-   the oracle. Nodes that read a wrong output are therefore not reported as wrong themselves.
+2. Each node is judged alone, as a model of one node. Its inputs are the computed values, and its
+   expected outputs come from the oracle. Nodes that read a wrong output are therefore not
+   reported as wrong themselves.
 3. If all nodes are right when they run alone, the whole model is judged. If the whole model is
    wrong, it is reduced to a smallest failing subgraph.
 4. If nothing is wrong, the result lists the nodes whose roundings contribute most to the
@@ -76,8 +77,8 @@ _TIMEOUTS_OF_PHASE = 10
 _MAX_REASON_CHARS = 300
 # Contributions with a share below _LEAST_SHARE are not named.
 _LEAST_SHARE = 0.05
-# To measure its contribution to the error, each node runs alone again. All nodes together may take
-# _MEASURE_SECONDS.
+# To measure its contribution to the error, each node runs again as a model of one node. All nodes
+# together may take _MEASURE_SECONDS.
 _MEASURE_SECONDS = 30.0
 # Seconds of the search for known mistakes that explain a wrong node of a training operator.
 _EXPLAIN_SECONDS = 10.0
@@ -426,7 +427,7 @@ class _Search:
         return math.log10(max(sizes[:-1]) / sizes[-1]) if min(sizes) > 0 else 0.0
 
     def _judged_nodes(self) -> list[tuple[NodeRun, tuple[Result, ...]]]:
-        """Judge each node alone."""
+        """Judge each node as a model of one node; return the nodes with their results."""
         judged = [run for run in self._walk.runs if not run.missing]
         cases = [
             Case(f"{self._case.id}:{index}", self._case.location, partial(self._problem_of, [run]))
@@ -576,7 +577,7 @@ class _Search:
         )
 
     def _with_subgraphs(self, located: Located) -> Located:
-        """Reduce the model for each backend that computes each node correctly but not the model."""
+        """Reduce the model for each backend that is right on every node but wrong on the model."""
         backends = {finding.backend for finding in located.wrong}
         further: list[LocatedNode] = []
         subgraphs: dict[str, tuple[str, ...]] = {}
@@ -653,7 +654,7 @@ class _Search:
         return Problem(model, inputs, outputs if stored else None)
 
     def _reproduction(self, runs: Sequence[NodeRun]) -> Problem | None:
-        """Return a problem that reproduces the result of some nodes; None beyond a limit."""
+        """Return a problem that reproduces the result of some nodes; None if it exceeds a limit."""
         size = self._bytes_of(runs)
         if not self._reproductions_left or size > self._bytes_left:
             return None
@@ -685,7 +686,7 @@ class _Search:
         return {*read, *self._walk.outputs} & {key for item in runs for key in item.outputs}
 
     def _of_oracle(self, key: str, request: Request) -> Callable[[], ReferenceResponse | str]:
-        """Submit a model to the oracle.
+        """Submit a model to the oracle; return a function that waits for the response.
 
         Args:
             key: the metadata key that requests the kind of result.

@@ -59,8 +59,8 @@ from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
 from onnxopt_cli.workers.interruption import Interruption
 
-# The largest number of mutants of an operator's code. If there are more, a part of them is chosen
-# that is spread evenly over the code.
+# The largest number of mutants of an operator's code. If there are more, mutants are chosen at
+# regular intervals over the code.
 _MAX_CODE_MUTANTS = 400
 #: By default, a mutant counts as equivalent if it agrees with its operator on EQUIVALENCE_INPUTS
 #: valid nodes.
@@ -263,7 +263,7 @@ def operator_mutants(domain: str, op_type: str, opset: int) -> Mapping[str, Node
 
 
 def proven_mutants(trials: Sequence[NodeTrial]) -> Mapping[str, str]:
-    """Return proofs of equivalence by the names of mutants.
+    """Return the proof of equivalence of each mutant that has one, by the name of the mutant.
 
     A proof is valid for all opset versions of the trials in which the mutant exists.
     """
@@ -586,7 +586,7 @@ def _in_versions(
 
 
 def reference_state(trials: Sequence[NodeTrial], evaluators: Mapping[int, ReferenceModel]) -> str:
-    """Return the outputs of onnx's reference on trials as text."""
+    """Return a text that describes the outputs of onnx's reference on trials."""
     compute = computing(evaluators, {})
     texts: list[str] = []
     for trial in trials:
@@ -604,5 +604,5 @@ def reference_state(trials: Sequence[NodeTrial], evaluators: Mapping[int, Refere
 
 @lru_cache(maxsize=1)
 def _operator_trials(trials: tuple[NodeTrial, ...]) -> dict[int, ReferenceModel]:
-    """Return the evaluators of an operator's cases, which each process prepares once."""
+    """Return the evaluators of an operator's cases. Each process prepares the evaluators once."""
     return prepared(trial.model for trial in trials)

@@ -164,7 +164,7 @@ def _work(array: Array) -> Array:
 
 
 def _online_softmax(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Update the largest value and the sum in a single pass."""
+    """Compute Softmax in a single pass that updates the largest value and the sum."""
     x = node.operand(0)
     if x is None or not x.size or node.opset < _SINGLE_AXIS_VERSION:
         return None
@@ -182,7 +182,7 @@ _SINGLE_AXIS_VERSION = 13
 
 
 def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Update mean and variance with each element."""
+    """Normalize with a mean and a variance that are updated with each element."""
     x, scale, bias = node.operand(0), node.operand(1), node.operand(2)
     if x is None or scale is None or not x.size or x.dtype == np.float64:
         return None
@@ -204,7 +204,7 @@ def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
 
 
 def _folded(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Compute one factor and one addend for each channel, then multiply and add per element."""
+    """Normalize with one factor and one addend for each channel."""
     arrays = [node.operand(index) for index in range(5)]
     if len(node.node.output) > 1 or node.opset < _INFERENCE_VERSION:
         return None
@@ -221,7 +221,7 @@ _INFERENCE_VERSION = 9
 
 
 def _im2col(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Copy the elements of each window into a matrix row, and multiply matrices."""
+    """Convolve: copy the elements of each window into a matrix row, and multiply matrices."""
     x, w, bias = node.operand(0), node.operand(1), node.operand(2)
     if x is None or w is None or node.attribute("group") != 1:
         return None
@@ -245,7 +245,7 @@ def _im2col(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
 
 
 def _reciprocal_mean(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Multiply the sum by the reciprocal of the number of terms."""
+    """Compute a mean as the sum times the reciprocal of the number of terms."""
     x = node.operand(0)
     if x is None or x.dtype.kind not in "fV" or not x.size:
         return None
@@ -257,7 +257,7 @@ def _reciprocal_mean(node: BoundNode, _compute: Compute) -> Sequence[Value] | No
 
 
 def _scaled_first(node: BoundNode, compute: Compute) -> Sequence[Value] | None:
-    """Multiply A by alpha before the matrix product."""
+    """Compute Gemm, but multiply A by alpha before the matrix product."""
     a = node.operand(0)
     if a is None or a.dtype.kind != "f":
         return None

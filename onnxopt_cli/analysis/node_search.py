@@ -251,7 +251,7 @@ def _run_mutant(
 def excess(expected: Expected, outputs: Sequence[Value]) -> float:
     """Return the largest error / tolerance of outputs.
 
-    If several results are accepted, the one with the smallest value counts.
+    If several results are accepted, the one with the smallest error / tolerance counts.
     """
     accepted = [expected, *expected.alternatives]
     return min(_excess(result, outputs) for result in accepted)

@@ -35,14 +35,15 @@ from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
 # Names of inputs that must be finite and positive.
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
-# Inputs that must not be negative, by operator and name or only by name.
+# Inputs that must not be negative: OPERATOR.INPUT, or INPUT for inputs of any operator.
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
-#: The numbers from which the number of changes of a variation is drawn.
+#: The number of changes of a variation is drawn from these numbers.
 CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
-#: The numbers from which the number of changes is drawn if a node must stay near to another node.
+#: The number of changes is drawn from these numbers if a node must stay near to another node.
 FEW_CHANGES = (1, 1, 2)
 # Some ways to generate a node use little of a failing node: its number of axes, a type, a single
-# attribute or optional input, or given parameters. These ways are called independent.
+# attribute or optional input, or the parameters that a condition names. These ways are called
+# independent.
 _INDEPENDENT_WAYS = frozenset({"borrowed", "converted", "drawn", "passing", "reshaped", "stated"})
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
@@ -78,8 +79,9 @@ class Variation:
         outputs: the outputs of onnx's corrected reference in the model's own types.
         bound: the node with its inputs.
         is_independent: whether the node shares little with any failing node: at most the number of
-            axes, a type, a single attribute or optional input, or given parameters. Other nodes are
-            changed copies of a failing node, so they may still have irrelevant features of it.
+            axes, a type, a single attribute or optional input, or the parameters that a condition
+            names. A node that is not independent is a changed copy of a failing node, so it may
+            still have irrelevant features of the failing node.
     """
 
     opset: int
@@ -110,7 +112,7 @@ class Variation:
 def variations(
     nodes: Sequence[tuple[onnx.ModelProto, Mapping[str, Value]]], seconds: float
 ) -> Iterator[Variation]:
-    """Yield valid nodes near the given nodes; equal arguments yield equal nodes.
+    """Yield valid nodes that are similar to ``nodes``; equal arguments yield equal nodes.
 
     If the operator has a generator, the generator draws one third of the nodes, from seeds that no
     suite uses. The remaining nodes are changed copies of the given nodes. After the first 300
@@ -218,7 +220,7 @@ def neighbours(
     - Some nodes are passing nodes with the attributes and short inputs of a failing node, or the
       reverse. They show whether a condition on shapes or values depends on the attributes.
     - Some nodes are passing nodes that take a single part from a failing node: the number of axes,
-      a type, an attribute, an optional input, or given parameters.
+      a type, an attribute, an optional input, or the parameters in ``stated``.
     - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
       All failing nodes may have the attribute or input by accident.
     - In some nodes, all numbers of an attribute are 0 or 1, all elements of an input are equal, or
@@ -233,7 +235,7 @@ def neighbours(
         gaps: intervals by the name of an attribute. In some nodes, the value of the attribute is
             drawn from its interval.
         stated: names of attributes and inputs that some passing nodes take from a failing node.
-        change_counts: the numbers from which the number of changes of a node is drawn.
+        change_counts: the number of changes of each node is drawn from these numbers.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
@@ -325,7 +327,7 @@ def _optional_parameter(random: Random, node: BoundNode) -> str:
 
 
 def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> BoundNode:
-    """Copy the attributes and inputs with the given names from another node."""
+    """Copy the attributes and inputs that ``stated`` names from another node."""
     formals = [formal.name for formal in node.schema.inputs]
     for name in stated:
         if name in node.schema.attributes:
@@ -342,7 +344,7 @@ def _with_stated(node: BoundNode, donor: BoundNode, stated: Sequence[str]) -> Bo
 
 
 def _with_type_of(random: Random, node: BoundNode, donor: BoundNode) -> BoundNode:
-    """Convert an input, and all inputs of its type, to the type of this input in another node."""
+    """Convert an input, and all inputs of its type, to the type that it has in another node."""
     places = [
         place
         for place in _tensors(node)
@@ -830,7 +832,7 @@ def _halves(_: Random, node: BoundNode) -> BoundNode:
 
 
 def _related(random: Random, node: BoundNode) -> BoundNode:
-    """Replace the elements of an input by those of another input, or by integers next to them.
+    """Replace the elements of an input by elements of another input, or by adjacent integers.
 
     Both inputs have the same type and shape.
 

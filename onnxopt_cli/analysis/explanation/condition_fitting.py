@@ -259,16 +259,18 @@ class _Level:
     right: Array
 
     def consistent(self, least: int) -> list[int]:
-        """Return the conditions that no passing sample contradicts.
+        """Return the indices of the conditions that no passing sample contradicts.
 
-        At least ``least`` failing samples must meet such a condition.
+        Conditions that fewer than ``least`` failing samples meet are left out.
         """
         return np.flatnonzero((self.reach >= least) & (self.contradictions == 0)).tolist()
 
     def promising(self, least: int, *, partial: bool) -> list[int]:
-        """Return the conditions to which a second condition is added.
+        """Return the indices of the conditions to which a second condition is added.
 
-        Conditions that the fewest passing samples contradict come first.
+        Conditions that the fewest passing samples contradict come first. Conditions that fewer than
+        ``least`` failing samples meet are left out. With ``partial``, conditions that many failing
+        samples meet are also preferred.
         """
         usable = np.flatnonzero((self.reach >= least) & (self.contradictions > 0))
         costs = np.array([condition.cost for condition in self.conditions])

@@ -119,7 +119,7 @@ class ConditionQueries(ConditionFitting):
         return sum(shares) / max(1, len(shares))
 
     def _near_threshold(self, call: Call[Array]) -> Call[Array] | None:
-        """Return a copy of an input in which one feature is moved near a threshold of a good path.
+        """Return a copy of an input with one feature near a threshold of one of the best paths.
 
         The result is None if the feature cannot be varied in this input.
         """
@@ -161,7 +161,7 @@ class ConditionQueries(ConditionFitting):
         return chosen
 
     def _predictions(self, paths: Sequence[ConditionPath], candidates: Sequence[Sample]) -> Array:
-        """For each path and each sample, return whether any element meets all conditions."""
+        """For each path and sample, return whether an element meets all conditions of the path."""
         tables = [self._table(each)[0] for each in candidates]
         owners = np.repeat(np.arange(len(tables)), [table.shape[1] for table in tables])
         columns = np.concatenate(tables, axis=1)

@@ -54,9 +54,10 @@ MIN_FAILURE_RATE = 0.3
 #: All independent failing nodes might have a trait by chance. The trait is stated only if the
 #: probability of this is at most MAX_CHANCE_OF_TRAIT.
 MAX_CHANCE_OF_TRAIT = 1e-3
-#: A limit of a number is judged by the ELEMENTS_AT_LIMIT elements nearest to it that meet the
-#: condition. The limit is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of them are wrong.
-#: Otherwise, the limit may merely be the end of the known values.
+#: A condition may limit a number, such as the right value of an element, to an interval. Each end
+#: of the interval is a limit. A limit is judged by the ELEMENTS_AT_LIMIT elements nearest to the
+#: limit that meet the condition. The limit is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of these
+#: elements are wrong. Otherwise, the limit may merely be the end of the known values.
 MIN_WRONG_SHARE_AT_LIMIT = 0.6
 ELEMENTS_AT_LIMIT = 12
 #: The gap at a limit lies between the nearest wrong element and the nearest right element beyond
@@ -71,11 +72,11 @@ _MIN_CANDIDATE_SHARE = 0.25
 _MIN_CANDIDATE_EVIDENCE = 0.6
 # Evidence is a decimal exponent. More evidence than _MAX_EVIDENCE does not make a condition better.
 _MAX_EVIDENCE = 12.0
-# Cost of a trait of a condition.
+# Cost of the trait of a condition that holds only for nodes with the trait.
 _TRAIT_COST = 0.6
 # Cost of a second part of a condition.
 _PART_COST = 0.5
-# Cost of a limit of a number in a condition.
+# Cost of each limit in a condition.
 _LIMIT_COST = 0.3
 # Cost of a failing case that a condition leaves unexplained.
 _CASE_COST = 0.3
@@ -99,9 +100,9 @@ _MAX_PAIRS = 3
 
 
 class ElementLimit(NamedTuple):
-    """A feature that holds for elements with a number, such as the right value, in an interval.
+    """A feature of the elements for which a number lies in an open interval.
 
-    The interval is open.
+    The number is, for example, the right value of the element.
     """
 
     name: str
@@ -114,7 +115,7 @@ class ElementCondition:
     """A statement about the wrong elements of an output.
 
     Attributes:
-        place: the position of the output among those of the graph.
+        place: the index of the output among the outputs of the graph.
         parts: the features that all wrong elements have; empty if only the content is stated.
         trait: the trait of the nodes for which the statement holds; None for all nodes.
         content: a statement about the values of the wrong elements; may be empty.
@@ -122,7 +123,7 @@ class ElementCondition:
         cost: the condition with the lowest cost is stated.
         is_sufficient: whether all elements with the features are wrong, while elements without the
             features may be wrong for another reason.
-        limits: the limits among the features, with the text of each.
+        limits: for each feature that is a limit, its text and the limit.
     """
 
     place: int
@@ -136,7 +137,7 @@ class ElementCondition:
 
     @property
     def key(self) -> str:
-        """A text that identifies the condition, apart from the limits of numbers."""
+        """A text that is equal for conditions that differ only in the values of their limits."""
         limits = dict(self.limits)
         parts = [limits[part].name if part in limits else part for part in self.parts]
         return "|".join((str(self.place), *parts, self.trait.key if self.trait else ""))
@@ -199,7 +200,7 @@ class ElementConditions:
     Args:
         samples: the known nodes.
         failures: the failing nodes that no other cause explains.
-        place: the position of the output among those of the graph.
+        place: the index of the output among the outputs of the graph.
     """
 
     def __init__(
@@ -395,9 +396,9 @@ class ElementConditions:
             yield ElementLimit(name, -np.inf, float(above.min()))
 
     def _refitted(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition with limits that are fitted to the elements with its other features.
+        """Return a condition with new limits, fitted to the elements that have its other features.
 
-        Elements without the other features are ignored: they may be right although their numbers
+        Elements without these other features are ignored: they may be right although their numbers
         are within the limits.
         """
         for text, limit in condition.limits:
@@ -473,7 +474,8 @@ class ElementConditions:
     def is_confirmed(self, condition: ElementCondition) -> bool:
         """Return whether all nodes agree with a condition, and independent nodes confirm it.
 
-        Other nodes are changed copies of failing nodes, and may agree with a condition by accident.
+        Nodes that are not independent are changed copies of failing nodes, and may agree with a
+        condition by accident.
         """
         self.add_limits(condition)
         independent = [
@@ -786,7 +788,11 @@ def _is_of_elements(content: str) -> bool:
 
 
 def _common_content(nodes: Sequence[_Node], *, weak: bool) -> str:
-    """Return the most informative statement that holds for the wrong elements of all nodes."""
+    """Return the most informative statement that holds for the wrong elements of all nodes.
+
+    Statements in WEAK_CONTENTS are considered only if ``weak`` is true. The result is empty if no
+    statement holds.
+    """
     if not nodes:
         return ""
     common_contents = frozenset.intersection(*(node.contents for node in nodes))

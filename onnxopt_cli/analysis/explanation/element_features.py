@@ -27,7 +27,7 @@ MAX_OUTPUT_ELEMENTS = 1 << 12
 _MAX_OPERANDS = 8
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
-# The axes of an output that are named by their place.
+# The names of axes in statements, by the index of the axis.
 _PLACES = {0: "first", 1: "second", -1: "last"}
 # Operators that compute each element from a window of the input.
 _WINDOWED = frozenset({
@@ -42,9 +42,9 @@ class ElementFeatures:
     Attributes:
         size: the number of elements.
         flags: for each statement, a flat mask of the elements for which the statement holds.
-        numbers: for each description of a number, its values for all elements in flat order; NaN
-            for an element without a value.
-        operands: by the name of an input, the input elements that belong to the output elements.
+        numbers: by the name of a number, such as the right value, the numbers of all elements in
+            flat order; NaN for an element without this number.
+        operands: by the name of an input, the input element that belongs to each output element.
         undecided: for some statements, a flat mask of the elements in which a fault would be
             invisible.
     """
@@ -163,9 +163,9 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
 
 
 def _aligned_operands(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """Yield the inputs that can be broadcast to the shape of an output, after broadcasting.
+    """Broadcast inputs to the shape of an output; yield the name of each input and the result.
 
-    The number of inputs is limited.
+    Inputs that cannot be broadcast are skipped. Only the first _MAX_OPERANDS inputs are tried.
     """
     formals = list(node.schema.inputs)
     for place, value in enumerate(node.operands[:_MAX_OPERANDS]):
@@ -242,7 +242,10 @@ def axes_of(node: BoundNode) -> tuple[int, ...] | None:
 
 
 def _reduced(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """Yield statements about the elements of the first input that a reduction combines."""
+    """Yield statements about the input elements that a reduction combines into one element.
+
+    Only the elements of the first input are examined.
+    """
     x, axes = node.operand(0), axes_of(node)
     if x is None or axes is None or not x.size:
         return
@@ -450,7 +453,7 @@ def _lengths(right: Array, returned: Array) -> dict[str, Any]:
 
 
 def _is_part(part: Array, whole: Array, axis: int) -> bool:
-    """Return whether a nonempty tensor equals another one from which some indices are removed."""
+    """Return whether a nonempty part equals the whole tensor without some indices of an axis."""
     if not part.size or any(np.delete(part.shape, axis) != np.delete(whole.shape, axis)):
         return False
     slices = iter(np.moveaxis(whole, axis, 0))
@@ -488,7 +491,7 @@ def _contents(
 
 
 def _in_order(array: Array) -> list[str]:
-    """Return the sorted elements of a tensor as texts, because NaN cannot be compared directly."""
+    """Return the elements of a tensor as sorted strings, because NaN has no place in an order."""
     return sorted(map(str, array.reshape(-1).tolist()))
 
 
@@ -526,7 +529,10 @@ def _near(first: Array, second: Array, rtol: float) -> Array:
 
 
 def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:
-    """Return statements that each wrong element is the right element of a neighbouring index."""
+    """Return statements about wrong elements that equal the right element of a neighbouring index.
+
+    Each statement has a mask of the wrong elements for which the statement holds.
+    """
     statements = {}
     for place, word in _PLACES.items():
         if not -right.ndim <= place < right.ndim:

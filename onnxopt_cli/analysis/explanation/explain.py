@@ -68,8 +68,8 @@ MAX_IMPLEMENTATIONS_NAMED = 2
 FIRST_CASES = 12
 #: Number of failing cases on which a likely mistake is tried first.
 FIRST_CASES_LIKELY = 36
-#: If a mistake reproduces only some failing cases, at most MAX_ADDED_MISTAKES others are added to
-#: it.
+#: If a mistake reproduces only some failing cases, it is combined with at most MAX_ADDED_MISTAKES
+#: other mistakes.
 MAX_ADDED_MISTAKES = 2
 #: A cover may agree with a few failing cases by chance. It is discarded if more than MAX_LEFT_RATIO
 #: failing cases remain for each case that the cover reproduces.
@@ -102,7 +102,7 @@ def explain(
 ) -> list[Explanation]:
     """Explain the failures of each backend in each operator with a formula.
 
-    For all operators, the search first tries each likely mistake alone, and then combinations of
+    For all operators, the search first tries single likely mistakes, and then combinations of
     likely mistakes. All other mistakes follow in the same way. The search for other causes comes
     last. In each phase, the operators share the time equally.
 
@@ -155,7 +155,7 @@ def note_on_bug(error: Exception) -> str:
     the explanation.
 
     Raises:
-        Exception: the given error, if it is not a bug of onnxopt or if ONNXOPT_DEBUG is set.
+        Exception: ``error`` itself, if it is not a bug of onnxopt or if ONNXOPT_DEBUG is set.
     """
     is_bug = not isinstance(error, (OnnxoptError, OSError, MemoryError))
     if not is_bug or failing_operator(error) or is_debugging():
@@ -290,7 +290,7 @@ class _Candidate:
     cases: frozenset[Observation] = frozenset()
 
     def combined(self, base: _Candidate | None) -> _Candidate | None:
-        """Return a candidate with the mistakes of both; None if they cannot be combined."""
+        """Return a candidate that adds the mistakes of ``base``; None if this is impossible."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)
@@ -408,7 +408,7 @@ class _Search:
     # Known mistakes -----------------------------------------------------------------------------
 
     def try_single(self, *, likely: bool) -> Iterator[None]:
-        """Read the failing cases, and try each known mistake alone.
+        """Read the failing cases, and try single known mistakes.
 
         Args:
             likely: whether to try the likely mistakes instead of all others.
@@ -453,7 +453,9 @@ class _Search:
         self._complete = not likely
 
     def _pairs(self, *, published: bool = False) -> list[_Candidate]:
-        """Return pairs of listed mistakes, and pairs with an ignored attribute.
+        """Return pairs of listed mistakes, and pairs of an ignored attribute and a listed mistake.
+
+        The attribute ``known_mistakes`` of the operator contains the listed mistakes.
 
         Args:
             published: whether to use only listed mistakes that public programs make.
@@ -475,7 +477,7 @@ class _Search:
     def _try_with_bases(
         self, bases: Sequence[_Candidate | None], candidates: Sequence[_Candidate], what: str
     ) -> Iterator[None]:
-        """Try each combination of a candidate and a base on the cases that are not reproduced."""
+        """Try each candidate, combined with each base, on the cases that are not yet reproduced."""
         for base in bases:
             for number, candidate in enumerate(candidates):
                 self._report(f"{number} of {len(candidates)} more {what}")
@@ -531,7 +533,7 @@ class _Search:
         The first candidate is the one that reproduces the most cases. Each further candidate is the
         one that reproduces the most of the remaining cases; it is returned with only those cases.
         Ties are broken by three criteria, in this order: fewer mistakes, no mistake in rounding,
-        and more refused cases among those that the backend refused.
+        and more refusals of nodes that the backend also refuses.
         """
         cover: list[_Candidate] = []
         remaining = self._all_wrong
@@ -553,10 +555,10 @@ class _Search:
         return len(candidate.names), rounds, -refused
 
     def _supported_cover(self) -> list[_Candidate]:
-        """Return the cover after all mistakes are dropped for which :meth:`_is_supported` is false.
+        """Return the cover without the mistakes for which :meth:`_is_supported` is false.
 
         If a backend has a mistake, the mistake must be part of every combination that reproduces an
-        affected case.
+        affected case. The result is empty if too many failing cases remain.
         """
         without: frozenset[str] = frozenset()
         while True:
@@ -573,7 +575,7 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
-        """Return whether combinations with a mistake reproduce half of the cases it affects."""
+        """Return whether candidates with a mistake reproduce half of the cases that it affects."""
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
@@ -678,7 +680,7 @@ class _Search:
                 yield observation
 
     def _in_order(self, cases: Iterable[Observation]) -> list[Observation]:
-        """Return the given cases in the order of the search, the smallest first."""
+        """Return cases in the order of the search, the smallest first."""
         chosen = frozenset(cases)
         return [observation for observation in self._wrong if observation in chosen]
 
@@ -767,7 +769,7 @@ class _Search:
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _equivalents(self, candidate: _Candidate) -> str:
-        """Return a note on the number of other mistakes with the same results in failing cases."""
+        """Return a note that counts other mistakes with the effect of a candidate; may be empty."""
         equivalents = [
             rival.mistake
             for rival in self._reproducing
@@ -820,7 +822,7 @@ def _outputs_of(
 
 
 def _submitting(ask: Submit) -> SubmitCall:
-    """Return a function that submits the model of a call."""
+    """Return a function that converts a node to a model, and submits the model."""
     return lambda call: ask(*call_model(call))
 
 

@@ -437,7 +437,7 @@ class _NodeSearch:
     # Acceptance ---------------------------------------------------------------------------------
 
     def _find_supported(self) -> None:
-        """Accept hypotheses that are supported by the cases of the run alone."""
+        """Accept hypotheses for which the cases of the run are sufficient evidence."""
         for _ in range(MAX_CAUSES):
             ranked = self._ranking.hypotheses()
             if not ranked or not self._cases_support(ranked):
@@ -445,7 +445,7 @@ class _NodeSearch:
             self._ranking.accepted.append(ranked[0])
 
     def _cases_support(self, ranked: Sequence[Hypothesis]) -> bool:
-        """Return whether the cases of the run suffice to state the first hypothesis."""
+        """Return whether the cases of the run are sufficient evidence for the first hypothesis."""
         best = ranked[0]
         failing = [
             sample
@@ -534,7 +534,7 @@ class _NodeSearch:
 
         Args:
             best: the hypothesis that the nodes test.
-            change_counts: the numbers from which the number of changes of a node is drawn.
+            change_counts: the number of changes of each node is drawn from these numbers.
         """
         assert self._nodes.submit is not None  # noqa: S101 - only called with a backend
         failures = self._ranking.open_failures()
@@ -614,8 +614,8 @@ class _NodeSearch:
     def _is_independent(self, hypothesis: Hypothesis) -> bool:
         """Return whether enough independent nodes confirm a hypothesis.
 
-        Other nodes are changed copies of failing nodes, and may all agree with the hypothesis by
-        accident.
+        Nodes that are not independent are changed copies of failing nodes, and may all agree with
+        the hypothesis by accident.
         """
         confirming = sum(
             sample.is_independent and hypothesis.explains(sample) for sample in self._nodes.samples
@@ -623,7 +623,7 @@ class _NodeSearch:
         return confirming >= MIN_INDEPENDENT
 
     def _confirmed(self, conditions: Sequence[ElementCondition]) -> list[ElementCondition]:
-        """Validate the statements. If nodes refute a hypothesis, find and validate another one.
+        """Validate hypotheses and conditions; after a refutation, also search for a new hypothesis.
 
         The arguments and the result are those of :meth:`_validated`.
         """
@@ -672,9 +672,9 @@ class _NodeSearch:
     def _drop_insufficient(self) -> None:
         """Drop accepted conditions that have no known mistake and too little evidence.
 
-        A condition is dropped if other hypotheses explain nearly all nodes that meet it. Unless a
-        condition is unlikely to hold by chance, it is also dropped if many failing nodes meet no
-        accepted hypothesis.
+        A condition is dropped if other hypotheses explain nearly all nodes that meet it. A
+        condition that may hold by chance is also dropped if many failing nodes meet no accepted
+        hypothesis.
         """
         for hypothesis in [*self._ranking.accepted]:
             if hypothesis.mistake is None and not self._acts_alone(hypothesis):
@@ -718,11 +718,11 @@ class _NodeSearch:
         return share <= MAX_OTHER_SHARE_OF_PLAIN and share**agreeing <= MAX_CHANCE
 
     def _acts_alone(self, hypothesis: Hypothesis) -> bool:
-        """Return whether enough generated nodes are explained only by a given hypothesis."""
+        """Return whether a hypothesis is the only explanation of enough generated nodes."""
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
-        """Return the number of generated nodes that are explained only by a given hypothesis."""
+        """Return the number of generated nodes of which a hypothesis is the only explanation."""
         rivals = self._ranking.accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)
@@ -787,7 +787,7 @@ class _NodeSearch:
     def _element_conditions(
         self, place: int, accepted: Sequence[ElementCondition]
     ) -> ElementConditions:
-        """Return conditions on an output, fitted to the failures without an accepted condition."""
+        """Return conditions on an output, fitted to failures that ``accepted`` does not explain."""
         failures = self._ranking.separate_failures()
         for condition in accepted:
             earlier = ElementConditions(self._nodes.samples, failures, condition.place)
@@ -887,7 +887,7 @@ class _NodeSearch:
         return tuple(causes)
 
     def _evidence(self, hypothesis: Hypothesis, failing_cases: int) -> str:
-        """Return the evidence in words: agreeing nodes, and failures outside the condition.
+        """Return in words how many nodes agree with a hypothesis, and how many other nodes fail.
 
         Generated nodes that other causes explain are not counted.
 

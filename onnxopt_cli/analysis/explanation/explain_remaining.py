@@ -80,8 +80,8 @@ MAX_CONTRADICTING_SHARE = 0.01
 SUBMITTED_FOR_CHANGE = 60
 #: To find these inputs, at most DRAWN_FOR_CHANGE inputs are drawn.
 DRAWN_FOR_CHANGE = 500
-#: Before the condition of a mistake is sought, the mistake is tested on NEAR_INPUTS changed inputs
-#: of failing cases.
+#: Before the condition of a mistake is sought, the mistake is tested on NEAR_INPUTS changed copies
+#: of the inputs of failing cases.
 NEAR_INPUTS = 16
 #: The search for the condition of a mistake ends if too many of n wrong outputs differ from the
 #: outputs of the mistake. The limit is MIN_CONTRADICTING + MAX_RIGHT_SHARE * n.
@@ -124,9 +124,9 @@ def contradicts(
     """
     if mistake.rounds:
         return not _rounds_alike(mistake, reproduced)
-    # If the mistake is a coarser type, the backend may compute in the same type but in another
-    # order. Then the backend may be right on an input on which the mistake is wrong. Therefore,
-    # generated inputs cannot refute such a mistake.
+    # If the mistake is to compute in a coarser type, the backend may compute in this type but in
+    # another order. Then the backend may be right on an input on which the mistake is wrong.
+    # Therefore, generated inputs cannot refute such a mistake.
     if submit is None or mistake.precision is not None:
         return False
     bases = [observation.call for observation in (*reproduced, *passing)]
@@ -304,7 +304,7 @@ class CauseSearch:
     def _conditional_cause(self, mistakes: Sequence[Implementation]) -> Cause | None:
         """Return a cause that is restricted by a condition; None if no condition is found.
 
-        The cause is one of the given mistakes, or wrong outputs of any kind.
+        The cause is one of ``mistakes``, or wrong outputs of any kind.
         """
         submit = self._submit_unexplained if self.submit else None
         samples = _samples(self.remaining, self.passing)
@@ -332,7 +332,7 @@ class CauseSearch:
         return returned
 
     def _restricted_mistake(self, mistakes: Iterable[Implementation]) -> Cause | None:
-        """Find the first mistake for which a condition can restrict it to the failing cases.
+        """Find the first mistake that a condition can restrict to the failing cases.
 
         Returns:
             The mistake with its condition as a cause; None if no mistake has such a condition.
@@ -354,7 +354,7 @@ class CauseSearch:
         return None
 
     def _agrees(self, mistake: Implementation, outcomes: Counter[bool]) -> bool:
-        """Return whether a mistake has reproduced enough of the wrong outputs of generated inputs.
+        """Return whether a mistake has reproduced enough wrong outputs for generated inputs.
 
         Hundreds of changes of the formula are tried, so that one of them may agree with nearly all
         inputs by accident. Therefore, more evidence is required for a change than for a known
@@ -537,7 +537,7 @@ def _samples(
 
 
 def _extremeness(observation: Observation) -> float:
-    """Return the largest absolute decimal logarithm of the magnitude of an input element.
+    """Return the largest value of abs(log10(abs(x))) among the input elements x.
 
     Extreme values hide the effect of other operands. For example, adding a constant to 1e30 has no
     effect.

@@ -69,7 +69,7 @@ _MAX_INPUTS_SHARE = 0.9
 MIN_PASSING = 5
 #: Of the inputs that meet only one of two parts, at most MAX_FAILING_SHARE may fail.
 MAX_FAILING_SHARE = 0.1
-# If failures may have several causes, up to _MAX_OTHER_REASONS of these inputs may fail.
+# If failures may have several causes, _MAX_OTHER_REASONS replaces MAX_FAILING_SHARE.
 _MAX_OTHER_REASONS = 0.4
 # An "only where" statement is not made if more than _MAX_PASSING_SHARE of the passing cases meet
 # its condition.
@@ -78,7 +78,7 @@ _MAX_PASSING_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FailureCondition:
-    """When a backend fails.
+    """A condition under which a backend fails, with the evidence for it.
 
     Attributes:
         text: the statement, with the evidence for it.
@@ -279,7 +279,7 @@ class _Search(ConditionQueries):
         )
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
-        """Return the index of each condition that some element violates while it meets the other.
+        """Return which of two conditions an element violates although it meets the other condition.
 
         The result is empty if any element meets both conditions.
         """
@@ -289,7 +289,7 @@ class _Search(ConditionQueries):
         return {place for place, elements in enumerate((second, first)) if elements.any()}
 
     def _gaps(self, path: ConditionPath) -> str:
-        """Describe the intervals of the thresholds that are not known exactly."""
+        """Describe the interval of each threshold that is not known exactly."""
         texts = []
         for part in path.conditions:
             feature = self._features[part.feature]
@@ -416,7 +416,12 @@ def _text(conditions: Iterable[Condition]) -> str:
 
 
 def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]:
-    """Describe the outputs that are wrong in nearly all samples, and count other outputs."""
+    """Describe the outputs that are wrong in nearly all samples, and count other wrong outputs.
+
+    Args:
+        samples: failing samples.
+        partly: the share of wrong elements among the elements that meet the condition.
+    """
     counts = Counter(name for each in samples for name in each.possible)
     always = {name for name, count in counts.items() if count >= ALWAYS_SHARE * len(samples)}
     part = "partly " if partly < ALWAYS_SHARE else ""

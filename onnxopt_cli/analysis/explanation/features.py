@@ -63,7 +63,7 @@ class Condition:
             reported.
         test: given values of the feature, returns a mask of the values for which the condition
             holds. A missing value is NaN.
-        gap: for a threshold, the nearest value of a right and of a wrong element.
+        gap: for a threshold, the nearest value of a right element and that of a wrong element.
     """
 
     feature: int
@@ -343,7 +343,7 @@ def _features(
     )
 
     def each(values: Iterable[Any]) -> Array:
-        """Return for each element the value of its tensor."""
+        """Take a value for each tensor, and return for each element the value of its tensor."""
         return np.array([*values])[tensor]
 
     size, rank = each(first.size for first, *_ in groups), each(first.ndim for first, *_ in groups)

@@ -4,7 +4,8 @@ A change alters the value of one expression of the formula: an operand, an inter
 part of one. There are three ways to alter the value:
 
 - A function such as rounding to float32 is applied.
-- A constant is used. It is chosen such that the formula returns a wrong element of the backend.
+- A constant is used. With this constant, the formula returns the same wrong value as the backend
+  for one element.
 - The value of another tensor of the node is taken.
 
 The automatic mutants of the formula are also changes.
@@ -30,8 +31,9 @@ from onnxopt_cli.operators.call import Call
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.rewrite import Formula, compile_tree, formula_tree
 
-#: A function of the value of an expression and of the first tensor of its group. It returns the
-#: altered value.
+#: A function that returns the altered value of an expression. Its arguments are the value, and the
+#: first tensor of the group for which the formula is evaluated. A group consists of the operands
+#: that belong to one optimized tensor.
 Alteration = Callable[[Any, Any], Any]
 
 _HOOK = "altered_value"
@@ -123,8 +125,8 @@ def _changed(text: str, place: _Place, alteration: Alteration) -> Implementation
     return Implementation(text, "One expression of the formula has another value.", change=change)
 
 
-# Changes of a value. Each function takes the value of an expression, and the first tensor of its
-# group.
+# Changes of a value. Each function takes the value of an expression, and the first tensor of the
+# group for which the formula is evaluated.
 
 
 def _in_type(dtype: Any) -> Alteration:
@@ -205,7 +207,7 @@ _REDUCTION_CHANGES: dict[str, Alteration] = {
 }
 
 # Values of other tensors. Each function takes the values of an expression in all groups, and the
-# number of a group.
+# number of a group. It returns the value that the expression gets in this group instead of its own.
 
 
 def _of_all(values: Sequence[Array], _: int) -> Array:
@@ -225,7 +227,7 @@ _OTHER_TENSORS: dict[str, Callable[[Sequence[Array], int], Array]] = {
 def _with_other_tensor(
     place: _Place, choose: Callable[[Sequence[Array], int], Array], call: Call[Array]
 ) -> list[Array]:
-    """Compute a node in which an expression has the value of another tensor.
+    """Compute a node, but take the value of an expression from another tensor of the node.
 
     If the shapes differ, the value is repeated or truncated to fit.
 
@@ -281,7 +283,7 @@ def _wide(numbers: Any) -> Array:
 def _fitted_changes(
     operator: Operator, place: _Place, failing: Sequence[FailingNode]
 ) -> Iterator[tuple[str, Alteration]]:
-    """Yield changes with the constants that explain a wrong element of a failing case."""
+    """Yield changes with constants, each of which reproduces a wrong element of a failing case."""
     elementwise = is_elementwise(operator)
     for text, change in _CONSTANT_CHANGES.items():
         chosen: dict[float, None] = {}
@@ -303,7 +305,7 @@ def _with_constant(change: Callable[[Any, Any], Any], constant: float, value: An
 def _fitting_constants(
     place: _Place, change: Callable[[Any, Any], Any], node: FailingNode
 ) -> list[float]:
-    """Return the plainest constants for which the formula returns the backend's wrong element."""
+    """Return the plainest constants with which the formula returns a wrong value of the backend."""
     wrong_element = _wrong_element(node)
     if wrong_element is None:
         return []
@@ -411,7 +413,7 @@ def _place(text: str, name: str, tree: ast.FunctionDef, like: Formula) -> _Place
 
 
 def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
-    """Return a function that compiles a formula from source, given the alteration that it calls."""
+    """Return a function that compiles ``source`` to a formula that calls a given alteration."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - the unparsed tree of a function
     (outer,) = ast.parse(f"def make({_HOOK}):\n    return {function.name}").body

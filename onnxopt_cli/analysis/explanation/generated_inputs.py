@@ -110,8 +110,8 @@ def mixed(random: Random, one: Call[Array], other: Call[Array]) -> Call[Array]:
 def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | None:
     """Return a copy of a node in which one scalar, attribute or operand is set to a number.
 
-    The result is None if the operator rejects the number, or if the number is outside the range of
-    the type: a value that becomes infinite or 0 would be taken for the number.
+    The result is None if the operator rejects the number, or if the number would become infinite or
+    0 in the type, so that the node would not contain the number.
     """
     operator, scalars, attributes = call.operator, list(call.scalars), call.attributes
     groups, omitted = call.groups, call.omitted
@@ -151,10 +151,10 @@ def _in_range(number: float, dtype: np.dtype[Any]) -> bool:
 
 @np.errstate(over="ignore", invalid="ignore")
 def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | None:
-    """Return a node in which all elements of an expected output are close to a given value.
+    """Return a node in which all elements of an expected output are close to ``number``.
 
     First, the operands of one element are copied to all elements. Then all tensors are scaled until
-    the output is close to the given value. The search works if the output is approximately
+    the output is close to ``number``. The search works if the output is approximately
     proportional to a power of the scale.
     """
     place = [*call.operator.outputs].index(name) * len(call.groups)
@@ -185,7 +185,7 @@ def with_expected(call: Call[Array], number: float, name: str) -> Call[Array] | 
 
 
 def with_length(call: Call[Array], number: float) -> Call[Array] | None:
-    """Return a node whose tensors are vectors of the given length."""
+    """Return a node whose tensors are vectors of length ``number``; None if it is not valid."""
     length = int(number)
     if not 0 < length <= _MAX_INPUT_ELEMENTS:
         return None
@@ -193,7 +193,7 @@ def with_length(call: Call[Array], number: float) -> Call[Array] | None:
 
 
 def with_tensor_count(call: Call[Array], number: float) -> Call[Array] | None:
-    """Return a node with another number of tensors."""
+    """Return a copy of a node with ``number`` tensors; None if it is not valid."""
     count = int(number)
     if not 0 < count <= _MAX_TENSORS:
         return None
@@ -225,7 +225,7 @@ def _scalars(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
-    """Change the value of an attribute, or leave it out."""
+    """Change the value of an attribute, or omit the attribute."""
     item = random.choice(call.operator.attributes)
     omitted = call.omitted - {item.name}
     value: AttributeValue
@@ -246,7 +246,7 @@ def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _types(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw one type for all tensors or a type for each operand, sometimes only in one group."""
+    """Draw one type for all tensors, or one for each operand; sometimes, change only one group."""
     types = [DTYPES[random.choice(call.operator.dtypes)] for _ in call.operator.tensors]
     same = random.randrange(2)
     numbers = range(len(call.groups))
@@ -277,7 +277,7 @@ def _groups(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _shape(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw one shape for all tensors or a shape for each group, and reuse the old elements."""
+    """Draw one shape for all tensors, or one for each group. The old elements are reused."""
     draw, number = _draw(random), len(call.groups)
     near = [(max(1, call.groups[0][0].size + step),) for step in (-1, 1)]
     shapes = random.choices((*SHAPES, *near * 3), k=random.choice((1, 1, number)))
@@ -338,6 +338,6 @@ def _draw(random: Random) -> np.random.RandomState:
 
 
 def _mapped(call: Call[Array], change: Callable[[int, Array], Array]) -> Call[Array]:
-    """Return a call in which a function has replaced each tensor, given its position and value."""
+    """Replace each tensor of a node by the result of a function of its position and value."""
     groups = [tuple(change(at, tensor) for at, tensor in enumerate(group)) for group in call.groups]
     return replace(call, groups=tuple(groups))

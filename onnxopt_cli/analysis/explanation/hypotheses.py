@@ -17,7 +17,7 @@ from onnxopt_cli.mutation.node_mutants import NodeMutant
 
 #: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect.
 MIN_ALIKE_SHARE = 0.75
-#: Share of the generated nodes that may contradict a hypothesis.
+#: At most MAX_CONTRADICTING_SHARE of the generated nodes may contradict a hypothesis.
 MAX_CONTRADICTING_SHARE = 0.02
 # A condition requires _MIN_OUTSIDE right nodes that do not meet it. These nodes must be generated
 # after the condition was chosen. If a quarter of all such nodes were wrong, 11 of them would all be
@@ -60,13 +60,13 @@ class Hypothesis:
 
     @property
     def key(self) -> str:
-        """A text that identifies the hypothesis, without the limits in its condition."""
+        """A text that is equal for hypotheses that differ only in the values of their limits."""
         mistake = self.mistake.name if self.mistake else ""
         return " and ".join([mistake, *(trait.key for trait in self.traits)])
 
     @property
     def dependence(self) -> str:
-        """The change in words by which one tests whether a node depends on the condition."""
+        """The change, in words, that shows whether a node depends on the condition."""
         is_left_out = all(
             trait.ignoring.endswith(IGNORED) for trait in self.traits if trait.ignoring
         )
@@ -74,7 +74,7 @@ class Hypothesis:
 
     @property
     def uncertainty(self) -> str:
-        """A description of the limits that are not known exactly, by their intervals."""
+        """The interval of each limit that is not known exactly, in words; empty without any."""
         gaps = [gap for trait in self.traits if trait.limits for gap in trait.limits.gaps]
         if not gaps:
             return ""

@@ -71,7 +71,7 @@ class HypothesisRanking:
         self.accepted: list[Hypothesis] = []
 
     def accepted_besides(self, hypothesis: Hypothesis) -> list[Hypothesis]:
-        """Return the accepted hypotheses except a given hypothesis."""
+        """Return the accepted hypotheses other than ``hypothesis``."""
         return [accepted for accepted in self.accepted if accepted is not hypothesis]
 
     def hypotheses(self) -> list[Hypothesis]:
@@ -130,7 +130,7 @@ class HypothesisRanking:
         return [first, *(hypothesis for hypothesis in ranked if hypothesis is not first)]
 
     def _limits(self, failures: Sequence[NodeSample]) -> list[Trait]:
-        """Return conditions that limit a number to an interval with the values of failing nodes."""
+        """Return conditions that limit a number to an interval around values of failing nodes."""
         passing = [sample for sample in self._nodes.samples if sample.failed is False]
         mistakes = [None, *self._nodes.candidates[:_MISTAKES_WITH_LIMITS]]
         with_counts: dict[Trait, int] = {}
@@ -207,7 +207,7 @@ def _total_cost(pair: tuple[float, Hypothesis]) -> float:
 
 
 class _Table:
-    """The traits of all nodes as arrays, to test many conditions at once."""
+    """The traits of all nodes as arrays, so that many conditions can be tested together."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class _Table:
         return conditions
 
     def _masks(self, mistake: NodeMutant | None) -> _Masks:
-        """Return masks of the nodes that agree with or contradict each trait as a condition."""
+        """Return which nodes agree with each trait as a condition, and which contradict it."""
         if mistake is None:
             against = self._shows & self._telling & self._passing
             return _Masks(self._shows, against, self._failing, self._weights)
@@ -292,7 +292,7 @@ class _Table:
         return _Masks(self._holds, against, self._failing & alike, self._weights * alike)
 
     def _evaluated(self, masks: _Masks, held: Array, shown: Array) -> tuple[Array, Array, Array]:
-        """Evaluate each given condition combined with each additional trait.
+        """Evaluate each combination of a condition and one more trait.
 
         Args:
             masks: the masks of single traits.

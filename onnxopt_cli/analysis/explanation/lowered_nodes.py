@@ -2,7 +2,7 @@
 
 If a backend lacks an operator, it runs a lowered model of primitive nodes instead. If one of these
 nodes is wrong, a known mistake of the operator may have the same effect by chance. Each node is
-therefore submitted alone. Its inputs are the values that onnx's reference computes for them.
+therefore submitted as a separate model. onnx's reference computes the inputs of this model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def wrong_nodes(
     submit: Submit,
     only: frozenset[str] = frozenset(),
 ) -> Iterator[WrongNode]:
-    """Yield the nodes of a lowered model that are wrong when run alone, at most one per operator.
+    """Yield nodes of a lowered model that a backend computes wrongly, at most one per operator.
 
     Args:
         model: a model whose nodes have formulas.
@@ -124,7 +124,7 @@ def _node_model(
 def _wrong_element(
     model: onnx.ModelProto, inputs: Mapping[str, Array], actual: Array, expected: Array
 ) -> str:
-    """Describe a wrong element of a node's output and its operands; empty if none is wrong."""
+    """Describe a wrong element of a node's output, and its operands; empty if all are right."""
     if (actual.dtype, actual.shape) != (expected.dtype, expected.shape):
         return f"returned {describe(actual)}, expected {describe(expected)}"
     if _near(actual, expected).all():

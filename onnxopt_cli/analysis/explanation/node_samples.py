@@ -125,7 +125,7 @@ class NodeSample:
 
     @property
     def is_telling(self) -> bool:
-        """Whether a fault would be visible."""
+        """Whether a fault would probably be visible in the outputs of the node."""
         return self.is_for_errors or not (self.has_no_finite_output or self.has_equal_elements)
 
     @cached_property

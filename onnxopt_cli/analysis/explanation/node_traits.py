@@ -106,7 +106,7 @@ class Trait:
 
     @property
     def key(self) -> str:
-        """A text that identifies the statement, without its limits."""
+        """A text that is equal for statements that differ only in the values of their limits."""
         return self.limits.key if self.limits else self.text
 
 
@@ -131,7 +131,7 @@ class NodeNumber:
 
 @dataclass(frozen=True, slots=True)
 class NumberLimits:
-    """An interval that contains the values of a number in wrong nodes, but in no right node.
+    """An interval that contains numbers of wrong nodes, but no number of a right node.
 
     Attributes:
         number: the number.
@@ -152,7 +152,7 @@ class NumberLimits:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """The intervals of the limits that are not known to 1 %, in ascending order."""
+        """The interval of each limit that is not known to 1 %, in ascending order."""
         sides = [sorted(side) for side in (self.low, self.high) if side]
         return [
             (low, high)
@@ -198,9 +198,9 @@ class NumberLimits:
 
 
 def fitted_limits(number: NodeNumber, wrong: Array, right: Array) -> Iterator[NumberLimits]:
-    """Yield the intervals of a number that contain only wrong nodes.
+    """Yield intervals that contain the numbers of wrong nodes, but no number of a right node.
 
-    Intervals with many nodes come first.
+    Intervals that contain the numbers of many nodes come first.
 
     Args:
         number: the number.
