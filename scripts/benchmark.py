@@ -4,10 +4,10 @@ Run this script in an environment with onnxopt[dev]:
 
     python scripts/benchmark.py [PATTERN]
 
-If PATTERN is given, only rows whose names match this regular expression are measured. For each row,
-two commands run alternately, and their whole processes are timed. The row reports the median of the
-ratios of consecutive runs, because this median is robust on a noisy machine. The script exits with
-1 if a ratio exceeds its limit.
+The script prints a table. If PATTERN is given, only rows whose names match this regular expression
+are measured. For each row, two commands run alternately, and their whole processes are timed. The
+row states the median of the ratios of consecutive runs, which is robust on a noisy machine. The
+script exits with 1 if a ratio exceeds its limit.
 """
 
 from __future__ import annotations

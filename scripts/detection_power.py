@@ -5,9 +5,9 @@
 
 The first command uses the cases of a corpus that are a single node with float32 outputs. It injects
 a relative error of 1e-5 into each element. Elements are counted if they are finite and larger than
-2^-48 times the largest element of their output: a smaller element is a zero, apart from roundings
-in double. The error is detected if it exceeds the tolerance of the element. The command prints
-these figures:
+2^-48 times the largest element of their output: a smaller element counts as a zero with a
+rounding error in double. The error is detected if it exceeds the tolerance of the element. The
+command prints these figures:
 
 - the share of elements with a detected error, among all elements;
 - the same share among the large elements, which are at least a tenth of the largest element of

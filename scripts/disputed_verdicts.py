@@ -64,7 +64,7 @@ def elementwise(function: Callable[[Any], Any]) -> Callable[..., Exact]:
 
 
 def selu(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
-    """Bound the error of exp(x) - 1 by the roundings of its two terms."""
+    """Return an element of Selu. The bound allows the roundings of both terms of exp(x) - 1."""
     constants = (1.6732632423543772, 1.0507009873554805)
     alpha, gamma = (mpf(float(np.float32(constant))) for constant in constants)
     value = mpf(float(x[at]))
@@ -73,7 +73,7 @@ def selu(x: Array, *, at: Index, u: Any, **_: Any) -> Exact:
 
 
 def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Exact:
-    """Allow one rounding, because the exact remainder of two floats is a float."""
+    """Return an element of Mod. The bound is one rounding, because the remainder is a float."""
     a, b = mpf(float(x[at])), mpf(float(y[at]))
     quotient = a / b
     remainder = a - b * (mp.floor(quotient) if not fmod or quotient > 0 else mp.ceil(quotient))
@@ -81,7 +81,7 @@ def mod(x: Array, y: Array, *, at: Index, u: Any, fmod: int = 0, **_: Any) -> Ex
 
 
 def einsum(*operands: Array, at: Index, u: Any, equation: bytes, **_: Any) -> Exact:
-    """Bound the error of a sum of n products by n roundings of the sum of their magnitudes."""
+    """Return an element of Einsum: n products, with n + 1 roundings of the sum of magnitudes."""
     text = equation.decode().replace(" ", "").replace("...", "Z")
     left, arrow, right = text.partition("->")
     terms = left.split(",")
@@ -108,7 +108,10 @@ def einsum(*operands: Array, at: Index, u: Any, equation: bytes, **_: Any) -> Ex
 def log_sum_exp(
     data: Array, axes: Any = None, *, at: Index, u: Any, keepdims: int = 1, **_: Any
 ) -> Exact:
-    """Bound the relative error of the sum, because it is the absolute error of the logarithm."""
+    """Return an element of ReduceLogSumExp.
+
+    The bound contains the relative error of the sum, which is the absolute error of its logarithm.
+    """
     reduced = {int(axis) % data.ndim for axis in np.ravel(axes)}
     output_axes = [axis for axis in range(data.ndim) if keepdims or axis not in reduced]
     position = dict(zip(output_axes, at, strict=True))
@@ -134,7 +137,7 @@ def attention(
     is_causal: int = 0,
     **_: Any,
 ) -> Exact:
-    """Bound the errors of the scores, of the softmax, and of the sum of weighted values."""
+    """Return an element of Attention. The bound includes scores, softmax and weighted sums."""
     if past_k is not None:
         k, v = np.concatenate((past_k, k), 2), np.concatenate((past_v, v), 2)
     batch, head, row, column = at
@@ -162,7 +165,10 @@ def attention(
 
 
 def fourier_sum(terms: list[Any], frequency: int, length: int, u: Any) -> tuple[Any, Any]:
-    """Bound the error by the magnitudes of all terms, because fast transforms mix the terms."""
+    """Return one frequency of a Fourier transform, and a bound on its error.
+
+    The bound depends on the magnitudes of all terms, because fast transforms mix the terms.
+    """
     y = mp.fsum(
         term * mp.expjpi(mpf(-2 * frequency * index) / length) for index, term in enumerate(terms)
     )
@@ -181,7 +187,7 @@ def dft(
     onesided: int = 0,
     **_: Any,
 ) -> Exact:
-    """Transform along an axis by a sum; a one-sided inverse includes the omitted conjugates."""
+    """Return an element of DFT. A one-sided inverse includes the omitted conjugates."""
     axis = (axis if axis_input is None else int(axis_input)) % x.ndim
     selection: list[Any] = [*at[:-1], slice(None)]
     selection[axis] = slice(None)
@@ -207,7 +213,7 @@ def stft(
     u: Any,
     **_: Any,
 ) -> Exact:
-    """Transform one windowed frame of the signal by a sum."""
+    """Return an element of STFT: one frequency of one windowed frame."""
     count = int(size) if size is not None else len(window)
     start = at[1] * int(step)
     frame = exact_array(signal[at[0], start : start + count, 0])
@@ -218,7 +224,10 @@ def stft(
 
 
 def dynamic_quantize(x: Array, *, at: Index, output: str, **_: Any) -> Exact:
-    """Allow half a step for rounding to an integer, and the roundings of the quotient."""
+    """Return an element of the first output of DynamicQuantizeLinear, before it is rounded.
+
+    The bound allows half a step for rounding to an integer, and the roundings of the quotient.
+    """
     low, high = min(0.0, float(x.min())), max(0.0, float(x.max()))
     scale, u = (mpf(high) - mpf(low)) / 255, mpf(2) ** -24
     zero = mp.nint(-mpf(low) / scale)
@@ -239,7 +248,10 @@ def gru(
     output: str,
     **_: Any,
 ) -> Exact:
-    """Bound the error by roundings of 1, because the magnitudes of activations are at most 1."""
+    """Return an element of GRU. The bound is a few roundings of 1 or of a larger element.
+
+    The magnitudes of activations are at most 1.
+    """
     direction, batch, column = at[-3:]
     hidden = r.shape[2]
     bias = np.zeros(6 * hidden) if b is None else b[direction]
@@ -273,7 +285,10 @@ def gru(
 
 
 def causal_conv(x: Array, w: Array, *, at: Index, u: Any, **_: Any) -> Exact:
-    """Bound the error of a sum of products and of its SiLU; the slope of SiLU is less than 1.1."""
+    """Return an element of CausalConvWithState: SiLU of a sum of products.
+
+    The bound multiplies the error of the sum by 1.1, because the slope of SiLU is less than 1.1.
+    """
     batch, channel, step = at
     weights, size = exact_array(w[channel, 0]), w.shape[2]
     signal = [mpf(0)] * (size - 1) + list(exact_array(x[batch, channel]))

@@ -208,7 +208,7 @@ def as_operator(replacements: Mapping[str, str]) -> Fault:
 
 
 def epsilon(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Multiply the epsilon of a normalization, or of an Add or Max, by 100."""
+    """Compute a normalization, an Add or a Max with an epsilon that is 100 times too large."""
     if node.op_type.endswith("Normalization"):
         return compute(changed(node, epsilon=attribute(node, "epsilon", 1e-5) * 100), operands)
     if node.op_type in {"Add", "Max"}:
@@ -219,7 +219,7 @@ def epsilon(node: Node, operands: Sequence[Array], compute: Compute) -> list[Arr
 
 
 def axis(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Compute along the axis after the correct axis."""
+    """Compute a node along the axis after the correct axis."""
     rank = np.ndim(operands[0]) if operands else 0
     if rank < 2:  # noqa: PLR2004
         return None
@@ -237,7 +237,7 @@ def axis(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array]
 
 
 def rounding_mode(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Round in another direction."""
+    """Compute a node that rounds in another direction."""
     outputs = compute(node, operands)
     if node.op_type == "Cast" and is_float(operands[0]) and outputs[0].dtype.kind in "iu":
         return [np.rint(operands[0]).astype(outputs[0].dtype)]
@@ -254,7 +254,7 @@ def rounding_mode(node: Node, operands: Sequence[Array], compute: Compute) -> li
 
 
 def missing_bias(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Leave out the bias."""
+    """Compute a node without its bias."""
     if node.op_type in WITH_BIAS and len(operands) > 2 and operands[2] is not None:  # noqa: PLR2004
         return compute(node, [*operands[:2], np.zeros_like(operands[2])])
     if node.op_type == "BatchNormalization":
@@ -292,7 +292,7 @@ def partial_sums(node: Node, operands: Sequence[Array], compute: Compute) -> lis
 def float16_accumulation(
     node: Node, operands: Sequence[Array], compute: Compute
 ) -> list[Array] | None:
-    """Accumulate in half precision."""
+    """Compute a product or sum in half precision."""
     if not (operands and is_float(operands[0])):
         return None
     terms = partial_sums(node, operands, compute)
@@ -306,7 +306,7 @@ def float16_accumulation(
 
 
 def truncated_sum(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Leave out the last term of a sum."""
+    """Compute a product or sum without the last term."""
     if not (operands and is_float(operands[0])):
         return None
     terms = partial_sums(node, operands, compute)
@@ -320,7 +320,7 @@ def truncated_sum(node: Node, operands: Sequence[Array], compute: Compute) -> li
 
 
 def swapped_outputs(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Swap the last two outputs."""
+    """Compute a node, and swap its last two outputs."""
     outputs = compute(node, operands)
     named = [index for index, name in enumerate(node.output) if name]
     if len(named) < 2 or outputs[named[-1]].shape != outputs[named[-2]].shape:  # noqa: PLR2004
@@ -350,7 +350,7 @@ def stale_buffer(y: Array) -> Array:
 
 
 def wrong_padding(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Pad on the wrong side or in a wrong mode."""
+    """Compute a node with padding on the wrong side or in a wrong mode."""
     pads = list(attribute(node, "pads", []))
     if any(pads):
         half = len(pads) // 2
@@ -367,7 +367,7 @@ def wrong_padding(node: Node, operands: Sequence[Array], compute: Compute) -> li
 
 
 def ignored_group(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Use the weights of the first group for all groups."""
+    """Compute a convolution with the weights of the first group in all groups."""
     groups = attribute(node, "group", 1)
     if node.op_type != "Conv" or groups == 1:
         return None
@@ -376,7 +376,7 @@ def ignored_group(node: Node, operands: Sequence[Array], compute: Compute) -> li
 
 
 def ignored_stride(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Ignore strides and dilations."""
+    """Compute a node without its strides and dilations."""
     strides, dilations = attribute(node, "strides", []), attribute(node, "dilations", [])
     if node.op_type not in {"Conv", "MaxPool", "AveragePool"} or {*strides, *dilations} <= {1}:
         return None
@@ -392,7 +392,7 @@ def ignored_stride(node: Node, operands: Sequence[Array], compute: Compute) -> l
 def transposed_weights(
     node: Node, operands: Sequence[Array], compute: Compute
 ) -> list[Array] | None:
-    """Transpose or reverse the weights."""
+    """Compute a node with transposed or reversed weights."""
     if node.op_type not in PRODUCTS | {"ConvTranspose"} or len(operands) < 2:  # noqa: PLR2004
         return None
     weights = operands[1]
@@ -408,7 +408,7 @@ def transposed_weights(
 
 
 def wrong_broadcast(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Broadcast the first element of the smaller operand."""
+    """Compute a node in which all elements of the smaller operand equal its first element."""
     if node.op_type not in ELEMENTWISE or len(operands) != 2:  # noqa: PLR2004
         return None
     index = constant_index(operands)
@@ -421,7 +421,7 @@ def wrong_broadcast(node: Node, operands: Sequence[Array], compute: Compute) -> 
 def clipped_activation(
     node: Node, operands: Sequence[Array], compute: Compute
 ) -> list[Array] | None:
-    """Clip the result."""
+    """Compute a node, and clip its output."""
     if node.op_type not in UNARY - {"Identity"}:
         return None
     (y,) = compute(node, operands)
@@ -432,7 +432,7 @@ def clipped_activation(
 
 
 def wrong_slope(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Change the slope of an activation."""
+    """Compute an activation with another slope."""
     if node.op_type == "HardSigmoid":
         alpha = attribute(node, "alpha", 0.2)
         return compute(changed(node, alpha=1 / 6 if abs(alpha - 1 / 6) > 1e-3 else 0.2), operands)  # noqa: PLR2004
@@ -447,7 +447,7 @@ def wrong_slope(node: Node, operands: Sequence[Array], compute: Compute) -> list
 def wrong_interpolation(
     node: Node, operands: Sequence[Array], compute: Compute
 ) -> list[Array] | None:
-    """Interpolate or pool in a wrong mode."""
+    """Compute an interpolation or pooling in a wrong mode."""
     if node.op_type == "Resize":
         old = attribute(node, "mode", b"nearest")
         return compute(changed(node, mode="linear" if old == b"nearest" else "nearest"), operands)
@@ -460,7 +460,7 @@ def wrong_interpolation(
 
 
 def off_by_one(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Read or return indices that are off by one."""
+    """Compute a node with input or output indices that are off by one."""
     if node.op_type == "Slice" and len(operands) > 1:
         return compute(node, replaced(operands, 1, operands[1] + 1))
     if node.op_type in {"Gather", "GatherElements"}:
@@ -473,14 +473,14 @@ def off_by_one(node: Node, operands: Sequence[Array], compute: Compute) -> list[
 
 
 def reversed_concat(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Concatenate in reverse order."""
+    """Compute a concatenation in reverse order."""
     if node.op_type != "Concat" or len(operands) < 2:  # noqa: PLR2004
         return None
     return compute(node, [*reversed(operands)])
 
 
 def wrong_layout(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Return the elements in the order of another layout."""
+    """Compute a node, and return the elements in the order of another layout."""
     if node.op_type not in {"Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten"}:
         return None
     (y,) = compute(node, operands)
@@ -488,7 +488,7 @@ def wrong_layout(node: Node, operands: Sequence[Array], compute: Compute) -> lis
 
 
 def missing_scale(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Leave out a factor."""
+    """Compute a node without one of its factors."""
     if node.op_type in {"Mul", "Div"}:
         index = constant_index(operands)
         if index is None or (node.op_type == "Div" and index == 0):
@@ -506,7 +506,7 @@ def missing_scale(node: Node, operands: Sequence[Array], compute: Compute) -> li
 
 
 def nan_handling(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Replace NaN by zero and infinities by the largest number."""
+    """Compute a node with 0 in place of NaN, and the largest number in place of infinity."""
     if node.op_type not in UNARY | {"Max", "Min", "ReduceMax", "MaxPool"}:
         return None
     outputs = compute(node, operands)
@@ -514,14 +514,14 @@ def nan_handling(node: Node, operands: Sequence[Array], compute: Compute) -> lis
 
 
 def swapped_operands(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Swap the operands."""
+    """Compute a node with swapped operands."""
     if node.op_type not in {"Sub", "Div", "Pow"}:
         return None
     return compute(node, [operands[1], operands[0]])
 
 
 def wrong_gates(node: Node, operands: Sequence[Array], compute: Compute) -> list[Array] | None:
-    """Swap two gates of an LSTM."""
+    """Compute an LSTM with two swapped gates."""
     if node.op_type != "LSTM":
         return None
     weights = np.split(operands[1], 4, axis=1)

@@ -161,7 +161,7 @@ def _norm(inside: list[float], padded: int, attributes: Attributes) -> float:
 
 
 def lrn(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Divide by a power of the mean square of neighbouring channels."""
+    """Divide each element by a power of the mean square of neighbouring channels."""
     del version
     source, size = _exact(operands[0]), attributes["size"]
     alpha, beta, bias = attributes["alpha"], attributes.get("beta", 0.75), attributes["bias"]
@@ -175,7 +175,7 @@ def lrn(operands: Operands, attributes: Attributes, version: int) -> Sequence[Te
 
 
 def lp_normalization(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Divide by the norm along an axis."""
+    """Divide each element by the norm along an axis."""
     del version
     source = _exact(operands[0])
     power, axis = attributes.get("p", 2), attributes.get("axis", -1)

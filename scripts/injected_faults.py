@@ -145,7 +145,8 @@ def draw_attribute(limits: Any, shape: tuple[int, ...], random: np.random.Random
             )
         )
     least, most = limits
-    # If the attribute is a percentage, the following share of its range selects an integer rank.
+    # If the attribute is a percentage, the number `integral` is the share of its range that selects
+    # an integer rank.
     size = max(1, int(np.prod(shape)))
     integral = random.randint(size) / max(1, size - 1)
     near_integral = [integral, integral, integral + 1e-6, integral - 1e-6]
@@ -628,8 +629,8 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
         change = "attribute"
     output = pick(["", *operator.outputs], random)
     if change in ("attribute", "inexact"):
-        # For two kinds of faults, the position of the attribute's name in the text of the
-        # condition.
+        # For two kinds of faults, the text of the condition contains the name of the attribute. The
+        # dictionary states the position of this name among the words of the text.
         words = conditions[0].text.split()
         position = {"small attributes": 2, "an attribute at 0, 1, -1 or omitted": 0}.get(kind)
         names = unlimited_attributes(operator) or numeric_attributes(operator)

@@ -9,7 +9,8 @@ The implementations are:
 - tiled attention, scans by trees, and separable interpolation;
 - arithmetic with fixed-point multipliers.
 
-``KERNELS`` has the forms of each operator. The functions at the end of the module yield cases.
+``KERNELS`` maps each operator to its implementations, called forms. The functions at the
+end of the module yield cases.
 """
 
 from __future__ import annotations

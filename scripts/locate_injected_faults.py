@@ -135,7 +135,7 @@ def chosen(
     visible: Callable[[Sequence[Step], Sequence[Array]], bool],
     choice: random.Random,
 ) -> Injected | None:
-    """Choose nodes for a fault such that it is visible, if possible; None if it never applies."""
+    """Choose nodes in which a fault is visible, if possible; None if the fault never applies."""
     invisible = None
     tries = 0
     for steps in choice.sample(candidates, len(candidates)):

@@ -112,7 +112,7 @@ def chain_model() -> onnx.ModelProto:
 
 
 def measured(path: Path, words: Sequence[str]) -> str:
-    """Return the figures of a model as text."""
+    """Return a text with the figures of a model."""
     # Only the measuring process imports these modules. Its parent process does not need them.
     from onnx.reference import ReferenceEvaluator
 
@@ -151,7 +151,11 @@ def measured(path: Path, words: Sequence[str]) -> str:
 
 
 def unavoidable(model: onnx.ModelProto) -> str:
-    """Return the processor time that NumPy takes for products of the chain, as text."""
+    """Return a text with the processor time of parts that every estimate contains.
+
+    The parts are matrix products and sequential sums with the weights of the chain of
+    :func:`chain_model`, computed by NumPy.
+    """
     from onnx.reference import ReferenceEvaluator
 
     random = np.random.default_rng(0)
@@ -241,7 +245,7 @@ def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
 
 
 def located(path: Path, words: Sequence[str], folder: Path) -> str:
-    """Return the time and memory of ``onnxopt locate`` as text."""
+    """Return a text with the time and memory of ``onnxopt locate`` on a model."""
     command = [sys.executable, "-m", "onnxopt_cli", "locate", str(path), *words]
     command += ["-b", "onnxruntime", "-o", str(folder / "located")]
     environment = {**os.environ, "ONNXOPT_CACHE_DIR": str(folder / "cache")}

@@ -134,14 +134,14 @@ def reduced(
 
 
 def in_two_passes(total: Sum, x: Array) -> tuple[Array, Array]:
-    """First compute the mean, then the mean square of the distances from it."""
+    """Compute first the mean, then the variance as the mean square of distances from the mean."""
     count = x.dtype.type(x.shape[-1])
     mean = total(x)[..., None] / count
     return mean, total((x - mean) ** 2)[..., None] / count
 
 
 def corrected(total: Sum, x: Array) -> tuple[Array, Array]:
-    """Compute in two passes, and correct the variance for the error of the mean."""
+    """Compute mean and variance in two passes; correct the variance for the mean's error."""
     count = x.dtype.type(x.shape[-1])
     mean = total(x)[..., None] / count
     centred = x - mean
@@ -150,7 +150,7 @@ def corrected(total: Sum, x: Array) -> tuple[Array, Array]:
 
 
 def shifted(total: Sum, x: Array) -> tuple[Array, Array]:
-    """Subtract the first element, then compute in one pass."""
+    """Subtract the first element, then compute mean and variance in one pass."""
     count = x.dtype.type(x.shape[-1])
     distance = x - x[..., :1]
     mean, square = total(distance)[..., None] / count, total(distance**2)[..., None] / count
@@ -189,17 +189,17 @@ STATISTICS = [
 
 
 def subtracted(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    """Subtract the mean, divide, scale and shift."""
+    """Normalize rows: subtract the mean, divide by the root of the variance, scale and shift."""
     return (x - mean) / np.sqrt(variance) * scale + bias
 
 
 def multiplied(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    """Multiply by the product of the scale and the reciprocal root."""
+    """Normalize rows, with one factor: the scale times the reciprocal root of the variance."""
     return (x - mean) * (scale * (x.dtype.type(1) / np.sqrt(variance))) + bias
 
 
 def folded(x: Array, mean: Array, variance: Array, scale: Array, bias: Array) -> Array:
-    """Combine scale, bias and statistics into one factor and one addend."""
+    """Normalize rows, with one factor and one addend for scale, bias and statistics."""
     factor = scale / np.sqrt(variance)
     return x * factor + (bias - mean * factor)
 
@@ -292,7 +292,7 @@ def every_image(steps: Sequence[int]) -> tuple[Any, ...]:
 
 
 def dilated(w: Array, dilations: Sequence[int]) -> Array:
-    """Insert zeros between elements."""
+    """Return kernels with zeros between their elements."""
     sizes = [(size - 1) * step + 1 for size, step in zip(w.shape[2:], dilations, strict=True)]
     kernels = np.zeros((*w.shape[:2], *sizes), w.dtype)
     kernels[spatial(slice(None, None, step) for step in dilations)] = w
@@ -300,7 +300,7 @@ def dilated(w: Array, dilations: Sequence[int]) -> Array:
 
 
 def with_bias(y: Array, bias: Sequence[Array]) -> list[Array]:
-    """Add a bias if there is one."""
+    """Return an output with a bias added, if there is one."""
     return [y + by_channel(bias[0], y) if bias else y]
 
 
@@ -586,7 +586,10 @@ def shares(
 
 
 def online(logarithm: bool, attributes: Attributes, x: Array) -> list[Array]:
-    """Compute in one pass, and rescale the sum at each larger element (Milakov, Gimelshein)."""
+    """Compute Softmax or LogSoftmax in one pass; rescale the sum at each larger element.
+
+    Source: Milakov and Gimelshein, 2018.
+    """
     rows = np.moveaxis(x, attributes.get("axis", -1), -1)
     largest, total = rows[..., 0], np.ones_like(rows[..., 0])
     for place in range(1, rows.shape[-1]):

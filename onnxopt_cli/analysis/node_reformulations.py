@@ -182,7 +182,7 @@ _SINGLE_AXIS_VERSION = 13
 
 
 def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Normalize with a mean and a variance that are updated with each element."""
+    """Compute LayerNormalization; the mean and variance are updated with each element."""
     x, scale, bias = node.operand(0), node.operand(1), node.operand(2)
     if x is None or scale is None or not x.size or x.dtype == np.float64:
         return None
@@ -204,7 +204,7 @@ def _welford(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
 
 
 def _folded(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Normalize with one factor and one addend for each channel."""
+    """Compute BatchNormalization with one factor and one addend for each channel."""
     arrays = [node.operand(index) for index in range(5)]
     if len(node.node.output) > 1 or node.opset < _INFERENCE_VERSION:
         return None
@@ -221,7 +221,7 @@ _INFERENCE_VERSION = 9
 
 
 def _im2col(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Convolve: copy the elements of each window into a matrix row, and multiply matrices."""
+    """Compute Conv as a matrix product; a row has the elements of a window."""
     x, w, bias = node.operand(0), node.operand(1), node.operand(2)
     if x is None or w is None or node.attribute("group") != 1:
         return None
@@ -245,7 +245,7 @@ def _im2col(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
 
 
 def _reciprocal_mean(node: BoundNode, _compute: Compute) -> Sequence[Value] | None:
-    """Compute a mean as the sum times the reciprocal of the number of terms."""
+    """Compute GlobalAveragePool as sums times the reciprocal of the number of terms."""
     x = node.operand(0)
     if x is None or x.dtype.kind not in "fV" or not x.size:
         return None

@@ -2,8 +2,8 @@
 
 The source snapshot of a Python file consists of the file itself and the modules beside it that it
 imports, recursively. The snapshot of a module in a package consists of all code of the package. The
-snapshot of a command consists of its program, and of each file that an argument names, either alone
-or as in ``--config=FILE``. The snapshot of an adapter consists of the adapter's file, JavaScript
+snapshot of a command consists of its program, and of each file that an argument names, as in
+``FILE`` or ``--config=FILE``. The snapshot of an adapter consists of the adapter's file, JavaScript
 programs with the same name, and the lock files. If the file is a user's own, the snapshot includes
 the modules in the file's folder that the file imports. Other files that a backend loads, such as
 weights and libraries, are not included.

@@ -57,7 +57,7 @@ _numbers = count(1)
 class Conversation:
     """A channel to a process for requests and responses.
 
-    The method :meth:`wait` blocks; all other methods return at once.
+    The method :meth:`wait` blocks; all other methods return immediately.
 
     Attributes:
         process: the process.
@@ -113,7 +113,7 @@ class Conversation:
         self._flush()
 
     def end(self, seconds: float, *, tell: bool = True) -> None:
-        """Tell the process to end by closing its input.
+        """Close the input of the process, which tells the process to end.
 
         Args:
             seconds: the time that the process has to end.

@@ -6,9 +6,9 @@ optional methods ``supports_device`` and ``is_compatible`` are called if they ex
 ``device`` is ``CPU`` by default.
 
 The interface of onnxopt is a function ``run(model, inputs)``, where the inputs are a dict by name.
-The function stands alone, or belongs to an instance, a module, or a class without constructor
-arguments. Both interfaces return the outputs as a list or tuple in the graph's order, or as a dict
-by name.
+The function is the plugin itself, or belongs to an instance, a module, or a class without
+constructor arguments. Both interfaces return the outputs as a list or tuple in the graph's order,
+or as a dict by name.
 
 A plugin reports a feature as unsupported with NotImplementedError, unittest.SkipTest (the base
 class of onnx's BackendIsNotSupposedToImplementIt) or :class:`onnxopt_cli.errors.Unsupported`. An
@@ -245,7 +245,7 @@ def _imports_its_own_name(path: Path) -> bool:
 
 
 class _FinderElsewhere:
-    """Finds a module that has a plugin's name in any folder except the folder of the plugin.
+    """Finds a module with the name of a plugin, in any folder except the plugin's.
 
     Args:
         path: the plugin's file.

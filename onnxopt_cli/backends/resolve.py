@@ -109,8 +109,8 @@ def create_backend(specification: Specification, limits: Limits | None = None) -
     if specification.adapter:
         from onnxopt_cli.backends.adapter.adapter_environment import AdapterEnvironment
 
-        # The environment is found before the variables below are set, because they concern the
-        # backend, not the search.
+        # The environment is found before the variables below are set, because these variables
+        # concern the backend, not the search.
         environment = AdapterEnvironment.of(replace(specification, options=options))
     for name, value in specification.options.items():
         if name.startswith(ENVIRONMENT):

@@ -92,7 +92,7 @@ class Job:
 
 @dataclass(eq=False)
 class Pool:
-    """Runs a backend in worker processes; the first worker starts at once.
+    """Runs a backend in worker processes; the first worker starts immediately.
 
     Attributes:
         specification: the specification of the backend.

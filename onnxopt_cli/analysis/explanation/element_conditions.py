@@ -56,8 +56,8 @@ MIN_FAILURE_RATE = 0.3
 MAX_CHANCE_OF_TRAIT = 1e-3
 #: A condition may limit a number, such as the right value of an element, to an interval. Each end
 #: of the interval is a limit. A limit is judged by the ELEMENTS_AT_LIMIT elements nearest to the
-#: limit that meet the condition. The limit is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of these
-#: elements are wrong. Otherwise, the limit may merely be the end of the known values.
+#: limit that meet the condition. The limit is stated only if at least MIN_WRONG_SHARE_AT_LIMIT of
+#: these elements are wrong. Otherwise, the limit may merely be the end of the known values.
 MIN_WRONG_SHARE_AT_LIMIT = 0.6
 ELEMENTS_AT_LIMIT = 12
 #: The gap at a limit lies between the nearest wrong element and the nearest right element beyond

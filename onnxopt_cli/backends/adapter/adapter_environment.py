@@ -347,7 +347,7 @@ class AdapterEnvironment:
 
     @property
     def system_hint(self) -> str:
-        """Return the operating system's packages that the adapter needs, as text; may be empty."""
+        """Return a hint that names the system packages which the adapter needs; may be empty."""
         listed = [
             f"{printable(system)}: {printable(' '.join(packages))}"
             for system, packages in self.adapter.system_packages.items()

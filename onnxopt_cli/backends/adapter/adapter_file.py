@@ -283,12 +283,12 @@ def adapter_source(specification: Specification) -> str:
 
 
 def lock_path(path: Path) -> Path:
-    """Return the lock file of an adapter's file, which need not exist."""
+    """Return the path of an adapter's lock file. The lock file need not exist."""
     return path.parent / "locks" / f"{path.stem}.txt"
 
 
 def npm_lock_path(path: Path) -> Path:
-    """Return the lock file of an adapter's npm packages, which need not exist."""
+    """Return the path of the lock file of an adapter's npm packages. It need not exist."""
     return path.parent / "locks" / f"{path.stem}.package-lock.json"
 
 

@@ -298,7 +298,7 @@ class CheckedBackend:
         return self.supported or next(self._candidates())
 
     def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
-        """Return a problem of the supported probe with the given tensor as its input.
+        """Return a problem of the supported probe with ``array`` as its input.
 
         The result is None if the backend supports no probe, or the operator of the probe does not
         accept the tensor.

@@ -228,7 +228,7 @@ def _proposal(
 def _candidates(
     errors: Mapping[str, Refusal], domain: str, *, named: bool
 ) -> Iterator[tuple[str, bool]]:
-    """Yield pairs: a pattern for the first error, and whether it has words beside the name.
+    """Yield patterns for the first error, and whether they have words beside the operator's name.
 
     Patterns are words before or after the name, lines without the name, and the exception's class.
     """
@@ -272,7 +272,11 @@ def _literal(words: str) -> str:
 
 
 def _excerpt(errors: Mapping[str, Refusal], pattern: str) -> str:
-    """Return the line of the first error that the pattern matches, or the error's beginning."""
+    """Return an excerpt of the first error's text.
+
+    The excerpt is the first line that the pattern matches. If no line matches, the excerpt is the
+    beginning of the text.
+    """
     text = next(iter(errors.values())).text
     lines = (line for line in text.splitlines() if pattern and re.search(pattern, line))
     return printable(next(lines, text).strip()[:_MAX_SHOWN_CHARS])

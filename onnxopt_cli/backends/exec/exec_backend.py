@@ -338,7 +338,7 @@ class Command:
 
     @contextmanager
     def _named(self) -> Iterator[None]:
-        """Prepend the subject to messages about the process."""
+        """Begin the message of each error about the process with the command's name."""
         try:
             yield
         except BREAKDOWNS as error:

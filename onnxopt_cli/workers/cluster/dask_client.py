@@ -96,7 +96,7 @@ _MAX_RESPONSE_BYTES = 1 << 26
 _INVALID_RESPONSE_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 # The largest number of files and folders below the paths of --ship.
 _MAX_SHIPPED_ENTRIES = 100_000
-# The approximate number of bytes of files that are sent at once.
+# The approximate number of bytes of files that are sent together.
 _FILES_AT_ONCE_BYTES = 32 << 20
 
 
