@@ -37,7 +37,7 @@ _CASE_FILE = re.compile(rb'"onnxopt"\s*:\s*\d')
 _HEAD_BYTES = 1 << 16
 # The largest number of names in a folder that are compared with a misspelt name.
 _MAX_NAMES = 1000
-# An id is suggested instead of a similar path if its similarity, from 0 to 1, is at least this.
+# The least similarity, from 0 to 1, at which an id is suggested instead of a similar path.
 _SIMILAR_IDS = 0.8
 # The largest number of files and folders among which the file of an id is searched.
 _MAX_SEARCHED = 20_000

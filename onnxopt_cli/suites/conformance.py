@@ -391,7 +391,7 @@ class _ConformanceTemplates(Author):
         yield self.template("orders_apart", about, tensors=self.judged(tensors))
 
     def cancellation(self) -> Iterator[CaseTemplate]:
-        """Yield tensors whose updated values, as differences of large numbers, are nearly zero."""
+        """Yield tensors whose updated values are nearly zero, because large numbers cancel."""
         if not self.elementwise:
             return
         about = (

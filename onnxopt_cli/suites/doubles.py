@@ -51,7 +51,7 @@ _SMALL_SCALE = 1e-6
 #: The number of small terms in a sum; a float32 sum that starts at _LARGE_FLOAT loses every small
 #: term.
 _TERMS = 40
-#: Matches names of cases that rarely kill a mutant which survives all other cases.
+#: Matches names of cases. If one of these cases kills a mutant, another case usually does, too.
 _ONLY_THOROUGH = re.compile(
     r"double_(shape_(3_5|2_3_2_2|5003)|tensors_2|T_1000(_.*)?|.*_(one|large))"
 )
@@ -173,7 +173,7 @@ def _beyond(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _dominant(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a large double beside floats that are too small for their rounding to affect it."""
+    """Yield a large double and floats that are so small that their rounding does not matter."""
     names = author.operator.tensors
     if len(names) == 1 or author.carried:
         return
@@ -200,7 +200,11 @@ def _equal_ranks(author: Author) -> Iterator[CaseTemplate]:
 
 
 def _carried(author: Author) -> Iterator[CaseTemplate]:
-    """Yield a double state beside tensors of zeros, and a float state with a sum of many terms."""
+    """Yield cases of operators with an output that is a scalar input plus a sum over all tensors.
+
+    In one kind of case, the scalar is a double, and all terms are zero. In the other kind, the
+    scalar is a large float, and the sum has many small terms.
+    """
     if not (author.carried and author.rate):
         return
     zero = {name: np.zeros(3) for name in author.operator.tensors}

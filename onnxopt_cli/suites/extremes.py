@@ -216,7 +216,7 @@ def _counts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield attributes with values up to the largest float, beside small tensors."""
+    """Yield nodes whose attributes have values up to the largest float; the tensors are small."""
     names = author.operator.tensors
 
     def tensors(size: float) -> dict[str, Array]:
@@ -324,7 +324,7 @@ def _exact_zeros(author: Author) -> Iterator[CaseTemplate]:
 
 
 def special_values(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield the case templates with zeros, NaN and infinities, beside attributes of 0 and 1.
+    """Yield the case templates with zeros, NaN or infinities in tensors, and attributes of 0 or 1.
 
     An attribute of 0 or 1 removes an operand from a sum only if the operand is finite, and
     infinities of two operands may cancel. The cases detect an implementation that skips a

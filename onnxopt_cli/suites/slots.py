@@ -213,7 +213,7 @@ def _broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield doubles in which one slot is broadcast, with shapes of several ranks."""
+    """Yield nodes of doubles that broadcast one slot, for shapes of several ranks."""
     about = "Doubles that broadcast to several axes: detects float32 in the code for them."
     counts = (COUNT, 0) if author.operator.counts else (COUNT,)
     shapes = _DOUBLE_SHAPES[1:2] if author.carried and not thorough else _DOUBLE_SHAPES
@@ -238,7 +238,7 @@ def _double_broadcasts(author: Author, *, thorough: bool) -> Iterator[CaseTempla
 
 
 def _beyond_float32(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
-    """Yield doubles in every slot whose sums, differences or squares float32 cannot hold."""
+    """Yield, for every slot, doubles whose sums or squares exceed the range of float32."""
     names = author.operator.tensors
     for tensor, (word, size), attribute in product(
         names, _LARGE_DOUBLES.items(), (1.0, _SMALL_ATTRIBUTE)

@@ -78,7 +78,7 @@ class DeclaredCase(NamedTuple):
         operators: names of the operators in the model.
         output_names: names of the graph's outputs.
         contents: functions that create the problem, without tolerances, by the ending of the id.
-            The ending of the id is empty unless the case runs in several ways.
+            The ending is empty for a case that runs in a single way.
     """
 
     operators: tuple[str, ...]

@@ -75,7 +75,7 @@ _MAX_UNKNOWN = 20
 # comparing 200,000 unknown keys with 200,000 valid keys would take too long.
 _MAX_COMPARED = 1000
 _SECOND_DOCUMENT = "found a second YAML document, expected one document per file"
-# Characters of mapping keys that the validator turns into list indices; see _marked().
+# If a key has only these characters, the validator may turn it into a list index; see _marked().
 _INDEX_CHARS = "\0+0123456789"
 # The depth of a case, which is an item of the list under the key "cases".
 _CASE_DEPTH = 2

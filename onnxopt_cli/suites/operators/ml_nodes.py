@@ -139,7 +139,7 @@ def _normalizer(draft: NodeDraft) -> None:
 
 
 def _one_hot_encoder(draft: NodeDraft) -> None:
-    # The fourth category is unknown to the operator, which is an error with zeros=0.
+    # The operator does not know the fourth category. With zeros=0, such a category is an error.
     count = 4 if draft.attribute("zeros", (None, 1, 0)) == 1 else 3
     if draft.maybe():
         draft.set("cats_int64s", [5, -1, 9])

@@ -237,7 +237,7 @@ class NodeDraft:
         return tuple(1 if self.maybe(3) else size for size in shape[cut:])
 
     def state(self) -> np.random.RandomState:
-        """Return a generator of the elements of one tensor."""
+        """Return a new random generator, from which the elements of one tensor are drawn."""
         return random_state(self.integer(0, _SEEDS - 1))
 
     def tensor(

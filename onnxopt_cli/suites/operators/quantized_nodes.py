@@ -40,7 +40,7 @@ def _set_axis(draft: NodeDraft, axis: int | None) -> None:
 
 
 def _spread(scale: Array, shape: Shape, axis: int | None, block: int | None) -> Array:
-    """Return the scales in the shape of the tensor."""
+    """Return the scales in a shape that can be broadcast to ``shape``."""
     if axis is None:
         return scale
     place = axis % len(shape)

@@ -94,7 +94,7 @@ def _conv(draft: NodeDraft) -> None:
 
 
 def _moderate(value: Value) -> Value:
-    """Return a tensor in which elements whose products may overflow are replaced with ones."""
+    """Return a copy of a tensor; ones replace the elements whose products may overflow."""
     if not isinstance(value, np.ndarray):
         return value
     size = np.abs(value.astype(np.float64))

@@ -33,7 +33,7 @@ _BRANCH_MEMBER = 6
 
 
 def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     yield from _tables()
     yield from _groups()
     yield from _saturation()

@@ -1,4 +1,4 @@
-"""Nodes in forms that random draws seldom have.
+"""Nodes with kinds of inputs and attributes that random draws seldom contain.
 
 Examples are scalars as either operand and as results, tensors of many axes, and sequences of empty
 tensors. In some nodes, omitted inputs precede an optional input that is present.
@@ -29,7 +29,7 @@ _RESULTS = ((2,), (1,), (1, 1))
 
 
 def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     yield from _scalars()
     yield from _optional_inputs()
     yield from _default_axes()

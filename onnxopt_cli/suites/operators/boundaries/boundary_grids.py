@@ -48,7 +48,7 @@ def _unary(draft: NodeDraft, *, shape: Shape) -> None:
 
 
 def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     for operator in UNARY:
         for stem, shape in (("empty", (2, 0, 3)), ("scalar", ())):
             yield operator, stem, partial(_unary, shape=shape)

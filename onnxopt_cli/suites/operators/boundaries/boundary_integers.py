@@ -26,7 +26,7 @@ _TEXTS = ("a", "b", "c", "d")
 
 
 def boundary_integers() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     yield from _positions()
     yield from _categories()
     yield from _zero_words()
@@ -54,7 +54,7 @@ def _positions() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _categories() -> Iterator[tuple[str, str, Generator]]:
-    """Yield categories, keys and missing values with the same lower 32 bits as other numbers."""
+    """Yield categories, keys and missing values that equal others in the lower 32 bits."""
     keys = [*_CATEGORIES]
     x = np.array([*_CATEGORIES, _WORD + 6], np.int64)
     encoder = fixed_node(x, keys_int64s=keys, values_strings=[*_TEXTS], default_string="z")

@@ -89,7 +89,7 @@ def _clipped(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def boundary_limits() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     yield from _integers()
     yield from _bits()
     yield from _accumulated()

@@ -24,7 +24,7 @@ _Node = tuple[list[Any], Mapping[str, Any]]
 
 
 def boundary_sums() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     for operator, (inputs, arguments) in (_reductions() | _products() | _normalizations()).items():
         for dtype in _TYPES:
             halves = [

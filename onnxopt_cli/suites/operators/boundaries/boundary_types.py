@@ -166,7 +166,7 @@ def set_two_trees(draft: NodeDraft, *, modes: Sequence[int], aggregate: int, tar
 
 
 def boundary_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     for dtype in _PRECISE:
         for operator in _MOVES:
             if (operator, dtype) != ("Sign", "float16"):

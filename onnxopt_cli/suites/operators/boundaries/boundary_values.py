@@ -384,7 +384,7 @@ def _normalizer_zeros(draft: NodeDraft, *, norm: str) -> None:
 
 
 def boundary_values() -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a boundary and a generator."""
+    """Yield the operator, the name and the generator of each boundary node."""
     yield from _arguments()
     yield from _parameters()
     yield from _losses()

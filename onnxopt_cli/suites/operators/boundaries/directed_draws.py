@@ -143,7 +143,7 @@ def directed_generator(generate: Generator, name: str, seed: int) -> Generator:
 
 
 def directed_draws(generators: Mapping[str, Generator]) -> Iterator[tuple[str, str, Generator]]:
-    """Yield operators, each with the name of a directed draw and a generator.
+    """Yield the operator, the name and the generator of each directed draw.
 
     Args:
         generators: the operators' generators.
