@@ -69,7 +69,7 @@ def test_exact_percent_and_tensors_have_one_right_result(operator, data):
 
 
 def test_element_at_a_threshold_may_be_pruned_or_kept():
-    # The rank is 80 % of 5. This is an integer, but float32 may round it an ulp up or down.
+    # The rank is 80 % of 5, which is exactly 4. In float32, the result may be wrong by an ulp.
     W = np.float32([1, 2, 3, 4, 5, 10])
     call = call_of("AdmmUpdate", W, 0 * W, 0 * W, percent=80)
     right = evaluate(call)

@@ -215,7 +215,14 @@ def sum_of_both(_, X, G):
 
 
 def judged(formula, form, X, G):
-    """Return the error bound of a formula that has one reformulation, given as replacements."""
+    """Return the error bound of a formula with one reformulation.
+
+    Args:
+        formula: the formula, a function of R, X and G.
+        form: the expressions of the formula, each with its replacement in the reformulation.
+        X: the elements of X.
+        G: the elements of G.
+    """
     adam = registry().named("Adam")
     changed = replace(
         adam,
@@ -247,7 +254,7 @@ def test_nan_from_finite_inputs_is_wrong_even_beside_infinite_inputs():
 
 
 def unity(T, dtype=np.float32, **attributes):
-    """Return the tensors of a step of Adam, and its error bounds; by default, alpha is 1."""
+    """Return X, G, V and H of a step of Adam, and its error bounds; by default, alpha is 1."""
     adam = registry().named("Adam")
     group = [np.array(number, dtype) for number in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]

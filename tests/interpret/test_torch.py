@@ -1,4 +1,4 @@
-"""If PyTorch is installed: formulas that it computes are within all tolerances."""
+"""Results of formulas that PyTorch computes, if it is installed, are within all tolerances."""
 
 from __future__ import annotations
 

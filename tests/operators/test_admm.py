@@ -22,7 +22,7 @@ UPDATE, PRUNE = registry().named("AdmmUpdate"), registry().named("MagnitudePrune
 
 
 def pruned(W, percent):
-    """Return the pruned weights and the mask of one layer as lists."""
+    """Return two lists for a layer with weights W: the pruned weights, and the mask."""
     return [output.tolist() for output in evaluate(call_of("MagnitudePrune", W, percent=percent))]
 
 

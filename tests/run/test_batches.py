@@ -90,7 +90,7 @@ def test_outcomes_do_not_depend_on_batches(onnxopt, workplace):
         assert all(row == (*alone[case][:2], row[2]) for case, row in in_batches.items()), backend
         assert not any(batch for *_, batch in alone.values())
         batched = [outcome for outcome, _, batch in in_batches.values() if batch]
-        # Cases that do not pass in a batch run again alone.
+        # A case that does not pass in a batch runs again as a model of its own.
         assert {*batched} <= {"pass", "vacuous"}
         if backend in {"ort", "right"}:
             assert len(batched) > len(alone) // 2

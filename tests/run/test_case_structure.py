@@ -20,7 +20,7 @@ HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 
 @pytest.fixture
 def run(tmp_path, onnxopt):
-    """Return a function that runs a case on a backend, which returns the stored output."""
+    """Return a function that runs a case; the backend returns the stored output of the case."""
 
     def run_text(text, inputs, **outputs):
         model = onnx.parser.parse_model(HEAD + text)

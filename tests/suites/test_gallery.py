@@ -164,7 +164,7 @@ def test_document_is_up_to_date(monkeypatch, tmp_path, capsys):
 
 
 def reference_with_wrong_value(wrong):
-    """Return the runtime onnx-reference with the row of LRN only, with another wrong value."""
+    """Return the runtime onnx-reference with one row: that of LRN, with another wrong value."""
     (runtime,) = (runtime for runtime in runtimes() if runtime.adapter == "onnx-reference")
     (row,) = (row for row in runtime.defects if row.operator == "LRN")
     return replace(runtime, defects=(replace(row, wrong=wrong),))

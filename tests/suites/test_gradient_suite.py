@@ -27,7 +27,7 @@ def loaded(name):
 
 
 def fails(name):
-    """Return whether numpy with the current rules fails a case."""
+    """Return whether the backend numpy fails the case ``name``."""
     problem, expected = loaded(name)
     outputs = NumpyBackend().prepare(problem.model).run(problem.inputs)
     return largest_share(expected.outputs, outputs, expected.tolerances.__getitem__) > 1
@@ -217,7 +217,7 @@ def mean_of_y(self, backward, nodes, y, variables, values):
 
 
 def test_substituted_values_are_used(monkeypatch):
-    """Differentiating at other values than the given ones fails."""
+    """Derivatives at the values of the graph are wrong if the Gradient node has other inputs."""
 
     def at_the_values_of_the_graph(_self, function):
         return function.nodes, function.y, {name: name for name in function.xs}

@@ -866,7 +866,7 @@ def test_search_records_that_it_reached_a_limit(monkeypatch, limit):
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, clock, limit)
 
     def examine():
-        # The first limit, 100 evaluations, reserves less than 75 for conditions on whole nodes.
+        # Fewer than 75 of the 100 evaluations of the first limit are reserved for whole nodes.
         clock.evaluations += 75
 
     monkeypatch.setattr(search._nodes, "examine_cases", examine)

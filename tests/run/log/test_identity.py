@@ -40,7 +40,7 @@ EXEC = "tests/plugins/exec/command.py"
 
 
 def write_model(path, amount=None):
-    """Write a model that adds 1 to x, or adds an amount that is stored as external data."""
+    """Write a model that adds to x either 1 or ``amount``, which is stored as external data."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
     amount_tensor = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     if amount is not None:
