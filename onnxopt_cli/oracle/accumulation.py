@@ -62,7 +62,7 @@ _MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
 # The digits of an operand appear random if at least this share of its elements is distinct. In
 # float32, at least this share of the elements must also have a nonzero last byte.
 _RANDOM_SHARE = 0.9
-# Elements of 16 bits whose terms cancel by a larger factor are not examined.
+# A 16-bit element is not examined if its terms cancel by more than this factor.
 _MAX_CANCELLATION = 64.0
 # A term may be lost systematically if it is less than _SMALL_TERM unit roundoffs of its sum.
 _SMALL_TERM = 8.0
@@ -254,7 +254,7 @@ def _correct_outputs(operation: _Operation, sums: _Sums, dtype: np.dtype[Any]) -
 
 
 def _finding_of(output: Array, sums: _Sums) -> AccumulationFinding | None:
-    """Test the values of an output against the exact sums."""
+    """Return a systematic error of an output, given the exact sums; None if none is found."""
     if not np.isfinite(output).all():
         return None
     is_short, roundoff = output.dtype != _SINGLE, ROUNDOFF[output.dtype]
@@ -305,7 +305,7 @@ def _effective_count(exact: Array) -> int:
 def _tested(
     sample: _Sample, variance: float, lost: float, *, short: bool
 ) -> AccumulationFinding | None:
-    """Test the errors of sums.
+    """Return a systematic error, given the errors of sums; None if the tests find no error.
 
     Args:
         sample: the errors.

@@ -179,7 +179,7 @@ def _normal(values: Array) -> Array:
 def _test_continuous(
     law: Callable[[Array], Array], origin: float, scale: float, sample: Array
 ) -> str:
-    """Test a sample of a continuous distribution.
+    """Return why a sample does not have a continuous distribution; empty if it passes the tests.
 
     The distribution function maps each number of the sample to a level. The levels are then uniform
     from 0 to 1. The test bounds the distance between the empirical distribution of the levels and
@@ -224,7 +224,7 @@ def _test_continuous(
 
 
 def _test_bernoulli(chances: Array, sample: Array, alarm: float = _FALSE_ALARM) -> str:
-    """Test zeros and ones: how many ones there are, and whether they are where they are likely."""
+    """Return why zeros and ones do not have given probabilities; empty if they pass the tests."""
     values = sample.astype(np.float64)
     if not np.isin(values, (0.0, 1.0)).all():
         return "has elements that are neither 0 nor 1"
@@ -259,7 +259,7 @@ def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) ->
 
 
 def _test_classes(logits: Array, sample: Array) -> str:
-    """Test the frequency of each class, both in each row and in all rows together."""
+    """Return why the frequency of a class is wrong in a row or in all rows; empty if none is."""
     logits = logits.astype(np.float64)
     rows, classes = logits.shape[0], logits.shape[-1]
     chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -284,7 +284,7 @@ def _test_classes(logits: Array, sample: Array) -> str:
 
 
 def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> str:
-    """Test that each element is 0 or scaled, and test how many elements are kept.
+    """Return why an output of Dropout is wrong; empty if it passes the tests.
 
     Args:
         x: the input.
@@ -318,7 +318,7 @@ def _decisive(x: Array) -> Array:
 
 
 def _test_mask(x: Array, output: str, mask: str, outputs: Mapping[str, Value]) -> str:
-    """Test that a mask of ``Dropout`` is true where the output is not zero."""
+    """Return an error unless a mask of ``Dropout`` is true exactly where the output is not zero."""
     values = outputs.get(output)
     if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (x.shape, x.dtype):
         return ""

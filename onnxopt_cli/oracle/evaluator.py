@@ -52,9 +52,10 @@ _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
 _SHORT_SUM = 1 << 10
 # Short sums are also sequential in a matrix product with fewer multiplications than this.
 _CHEAP_PRODUCTS = 1 << 26
-# The largest number of products that are computed at once before they are summed.
+# The largest number of products that are in memory together before they are summed.
 _BLOCK_ELEMENTS = 1 << 20
-# Base classes of unary and binary operators, whose methods check types, are in this module.
+# The module of the base classes of unary and binary operators. Methods of these classes check
+# types.
 _CHECKING_MODULE = "onnx.reference.ops._op"
 # If the initializers have more elements than this in total, they are converted to double at each
 # use, to save memory.
@@ -141,8 +142,8 @@ class ReferenceModel:
             """An evaluator that runs subgraphs and functions by evaluators of the same class.
 
             The nodes of a subgraph are loaded when the subgraph first runs, because most branches
-            never run. A subgraph within a function is loaded at once, because its nodes may refer
-            to the attributes of the function.
+            never run. A subgraph within a function is loaded with the function, because the nodes
+            of the subgraph may refer to the attributes of the function.
             """
 
             #: The number of functions that are being loaded.
@@ -468,7 +469,7 @@ def _released(nodes: Sequence[SimpleNamespace], returned: Collection[str]) -> li
 def _initializers(
     model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
 ) -> dict[str, Any]:
-    """Return the initializers of a graph, in double if the model is wide and they are small."""
+    """Return the initializers of a graph; as doubles if ``wide`` is set and they are few."""
     arrays = (
         like.arrays
         if like and not like.wide
@@ -488,7 +489,7 @@ def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
 def _without_initializers(
     model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
 ) -> onnx.ModelProto:
-    """Return a model without initializers, whose functions have their attributes bound."""
+    """Return a model without initializers, in which the attributes of functions are bound."""
     if like and wide and not like.wide:
         return widened(like.proto)
     bare = model
@@ -504,7 +505,7 @@ def _without_initializers(
 
 
 def _sums_of_products(rows: Array, row: Array) -> Array:
-    """Sum the products of each row with a given row sequentially, in small blocks."""
+    """Return the product of each of ``rows`` with ``row``, summed sequentially in small blocks."""
     length = rows.shape[-1]
     step = max(1, _BLOCK_ELEMENTS * length // rows.size)
     total = np.zeros((), rows.dtype)

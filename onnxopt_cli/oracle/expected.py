@@ -105,7 +105,7 @@ class Oracle(Protocol):
 
 @dataclass(frozen=True)
 class FormulaOracle:
-    """Evaluates the formula of an operator, with which stored outputs must agree.
+    """An oracle that evaluates formulas. Stored outputs must agree with the formula.
 
     Attributes:
         judging: how outputs are judged.
@@ -149,7 +149,7 @@ class FormulaOracle:
 
 @dataclass(frozen=True)
 class StoredOracle:
-    """Expects the outputs that a case stores.
+    """An oracle whose expected results are the outputs that a case stores.
 
     Attributes:
         judging: how outputs are judged.

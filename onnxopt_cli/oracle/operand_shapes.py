@@ -397,7 +397,7 @@ def _zero_points(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return of_other_length("zero points", zero_points, scales.size)
 
 
-# The operands that must be vectors, by operator and place.
+# The operands that must be vectors, by operator and operand index.
 _VECTORS: dict[str, dict[int, str]] = {
     **{name: {4: "sequence_lens"} for name in ("GRU", "LSTM", "RNN")},
     **{name: {2: "weights"} for name in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
@@ -422,7 +422,7 @@ _VECTORS: dict[str, dict[int, str]] = {
     "TopK": {1: "K"},
     "Upsample": {1: "scales"},
 }
-# The operands that must be scalars, by operator and place.
+# The operands that must be scalars, by operator and operand index.
 _SCALARS: dict[str, dict[int, str]] = {
     **{name: {0: "size"} for name in ("BlackmanWindow", "HammingWindow", "HannWindow")},
     **{name: {1: "axis"} for name in ("CumProd", "CumSum")},

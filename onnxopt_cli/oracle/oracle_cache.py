@@ -31,7 +31,7 @@ class OracleCache:
         self._cache = Cache(f"estimates-{_origin()[:16]}", "condition estimates are computed")
 
     def get(self, key: str) -> list[Value] | None:
-        """Return a cached estimate; None if the cache has no trusted entry for it."""
+        """Return the cached estimate for a key; None without a trusted entry for the key."""
         data = self._cache.get(key)
         if data is None:
             return None

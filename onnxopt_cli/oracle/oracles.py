@@ -90,7 +90,7 @@ def _rejection(problem: Problem) -> Expected:
 
 
 def _is_valid(problem: Problem) -> bool:
-    """Return whether a model is a valid node of an operator with a formula, with valid inputs."""
+    """Return whether a model is one valid node with a formula, and its inputs are valid."""
     graph = problem.model.graph
     call = problem.call
     if call is None or model_fault(problem.model):

@@ -31,7 +31,7 @@ _UNKNOWN_OPERATOR = re.compile(
 )
 # A module of NumPy that is linked with the BLAS library.
 _LINKED_MODULE = "numpy.linalg._umath_linalg"
-# The forms of OpenBLAS's function names, in NumPy's wheels and in other builds.
+# Templates of OpenBLAS's function names, for NumPy's wheels and for other builds.
 _OPENBLAS_NAMES = ("scipy_openblas_{}64_", "openblas_{}64_", "openblas_{}")
 
 

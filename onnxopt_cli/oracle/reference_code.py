@@ -181,7 +181,7 @@ def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
 
 
 def _names_from(function: FunctionType, implementation: type) -> set[str]:
-    """Return the names in a function's code, and the names of the functions in its data."""
+    """Return the names in a function's code, and the names of functions in its data."""
     names = {*_texts(function.__code__)}
     for value in _referenced(function):
         items = value.values() if isinstance(value, dict) else value
@@ -270,7 +270,7 @@ def _called(function: FunctionType) -> Iterator[FunctionType]:
 
 
 def _referenced(function: FunctionType) -> list[Any]:
-    """Return the values of the global names, attributes of modules and cells in a function."""
+    """Return the values of globals, module attributes and closure cells that a function uses."""
     names = _names(function.__code__)
     values = [function.__globals__.get(name) for name in names]
     for module in [value for value in values if isinstance(value, ModuleType)]:

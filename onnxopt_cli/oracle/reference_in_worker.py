@@ -3,7 +3,8 @@
 The backend runs in a worker, because a model may loop forever.
 
 The response consists of an empty value for each declared output, a JSON text that describes the
-readings, and the tensors of the readings. The tensors are pairs of a correct value and its
+readings, and the tensors of the readings. A reading is one answer to the questions that the
+published sources of ONNX answer differently. The tensors are pairs of a correct value and its
 tolerances, ordered by reading and output. If the metadata of the model contain the key
 :data:`VALUES`, :data:`NODE_VALUES`, :data:`CONTRIBUTIONS` or :data:`ERROR_CONTRIBUTIONS`, the
 response has different content.

@@ -118,8 +118,8 @@ class ReferenceOracle:
     def open_cache(self) -> OracleCache:
         """Return the cache.
 
-        Open the cache before any backend starts: its key contains a digest of the code, and a
-        backend could change the code.
+        Open the cache before any backend starts: the keys of its entries contain a digest of the
+        code, and a backend could change the code.
         """
         if self._cache is None:
             # The import is late because runs of the NumPy reference on formulas do not need the
@@ -287,7 +287,8 @@ def _completed(
 ) -> Expected:
     """Return an expected result with the condition estimate of some outputs.
 
-    If a stored output agrees with any of several readings, it does not contradict the reference. An
+    A reading is the result for one answer to each question that published sources answer
+    differently. A stored output that agrees with any reading does not contradict the reference. An
     output that the case does not store gets the value of the first reading.
 
     Args:
@@ -466,8 +467,8 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
     """Return why the structure of the reference's output is wrong; empty if it seems right.
 
-    The structure is wrong if it contradicts the type and shape that onnx infers, although the
-    stored output agrees with them.
+    The structure is wrong if it contradicts the type and shape that onnx infers, and the stored
+    output agrees with that type and shape.
     """
     if not conditioned_output.right:
         types = {output.name: output.type for output in problem.model.graph.output}

@@ -17,7 +17,7 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, rounded_like
 
 
 def reference_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Value]:
-    """Return the outputs of a trusted model, computed in double and rounded to its own types.
+    """Return the outputs of a trusted model, computed in double and rounded to the model's types.
 
     Outputs that are not floating-point are computed in the model's own types.
 

@@ -34,7 +34,7 @@ _MOVING = frozenset({"Expand", "Gather", "GatherElements", "Slice", "Split", "Ti
 _BY_CHANNEL = frozenset(
     {"AveragePool", "BatchNormalization", "GlobalAveragePool", "GlobalMaxPool", "LpPool", "MaxPool"}
 )
-# A convolution is computed in all runs at once if its windows have at most this number of elements,
+# One call computes a convolution in all runs if its windows have at most this number of elements,
 # over all runs.
 _MAX_WINDOW_ELEMENTS = 1 << 20
 # A tensor with more than _MAX_MOVED_ELEMENTS elements is moved in each run separately, because
@@ -173,7 +173,7 @@ def _computed_at_once(
         if len(operands[0].shape) < _MATRIX_RANK:
             return None
         images, *statistics = compute(*[_in_channels(operand, count) for operand in operands])
-        # # In training mode, BatchNormalization returns statistics even if the node has one output.
+        # In training mode, BatchNormalization returns statistics even if the node has one output.
         return None if statistics else [Stacked(_from_channels(images, count))]
     if op_type == "Conv" and not node.has_linked_attribute:
         windows = prod(operands[0].shape) * prod(operands[1].shape[2:])
@@ -222,7 +222,10 @@ def outputs_of_runs(
 
 
 def _aligned(operands: Sequence[Any]) -> list[Any]:
-    """Return operands whose own axes broadcast, with the runs along an additional first axis."""
+    """Return the operands with axes that broadcast.
+
+    If an operand differs between runs, the runs lie along an additional first axis.
+    """
     rank = max(len(operand.shape) for operand in operands if operand is not None)
     aligned = []
     for operand in operands:
@@ -265,7 +268,10 @@ def _from_channels(images: Array, count: int) -> Array:
 
 
 def _convolved(node: Any, operands: Sequence[Any], count: int) -> Stacked:
-    """Return the output of a convolution, computed at once with separate groups for each run."""
+    """Return the output of a convolution in all runs.
+
+    One call computes all runs, each in its own groups of channels.
+    """
     x, w, b = [*operands, None][:3]
     settings = {
         attribute.name: helper.get_attribute_value(attribute)

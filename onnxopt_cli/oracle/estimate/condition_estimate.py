@@ -17,13 +17,15 @@ model of doubles is perturbed by 2^27 roundings, and its movements are divided b
 
 Three differences are not proportional to the roundings: z overflows, a perturbation crosses a
 discontinuity, or the operand of a root becomes negative. These differences do not widen the
-tolerance. Instead, the value of that run becomes an alternative: it is accepted for its element
-beside y, with a tolerance of its own. ``docs/conditioned.md`` gives the reason for each rule.
+tolerance. Instead, the value of the run with such a difference becomes an alternative: the value is
+accepted for its element in addition to y, with a tolerance of its own. ``docs/conditioned.md``
+gives the reason for each rule.
 
 :mod:`~onnxopt_cli.oracle.estimate.evaluations` runs the model and its reformulations.
 :mod:`~onnxopt_cli.oracle.estimate.conditioned_outputs` derives units and tolerances from the values
-of these runs. This module chooses the readings of a model's contested questions, and the
-reformulations of the model.
+of these runs. This module chooses the reformulations of a model. It also chooses the readings of
+the model's contested questions, which are questions that two published sources of ONNX answer
+differently.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ REJECTED = "onnx's corrected reference rejects the operands"
 _BEYOND_NUMPY = re.compile(r"too (big|large)|aximum (allowed|supported) dimension")
 _FLUSHED = "the result with zeros for subnormal numbers"
 # If a model has at most this number of contested questions, combinations of second readings are
-# also tried. Otherwise, each second reading is tried alone.
+# also tried. Otherwise, second readings are tried one at a time.
 _MAX_COMBINED_QUESTIONS = 2
 # The names of the reformulations of a graph.
 _BODIES, _IDENTITIES = "bodies", "identities"
@@ -130,7 +132,7 @@ class Reading:
 def all_readings(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[Reading]:
-    """Estimate the condition of a model for each reading of its contested questions.
+    """Return condition estimates of a model, one for each reading of its contested questions.
 
     Args:
         model: a model whose operators onnx's reference implements.
@@ -223,7 +225,7 @@ def _rejection(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> str:
 def condition(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str = ""
 ) -> list[ConditionedOutput]:
-    """Estimate the condition for the first reading of each question; see :func:`all_readings`."""
+    """Return the estimate for the first reading of each question; see :func:`all_readings`."""
     return _reading(model, inputs, math).conditioned_outputs
 
 
@@ -278,7 +280,7 @@ def _same_values(
 def _estimate(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
 ) -> list[ConditionedOutput]:
-    """Estimate the condition of a model; see :func:`all_readings`.
+    """Return a condition estimate of a model; see :func:`all_readings`.
 
     Args:
         model: the model.
@@ -379,7 +381,7 @@ def _is_ordinary(value: Any) -> bool:
 def _estimate_in_single(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
 ) -> list[ConditionedOutput]:
-    """Return the estimate of a model's only node in float32, with outputs rounded to 16 bits."""
+    """Return the estimate of a single node of 16-bit types, which is computed in float32."""
     single = {name: single_value(value) for name, value in inputs.items()}
     outputs = _estimate(widened(model, SINGLE), single, math, encountered)
     return [
@@ -508,7 +510,7 @@ def _evaluate_identities(
 def _with_either_integer(
     model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[ConditionedOutput]
 ) -> list[ConditionedOutput]:
-    """Accept both integers beside a number that is interpolated between integers.
+    """Return outputs that accept both integers next to a number interpolated between integers.
 
     A rounding of the coordinates may move the interpolated number across an integer.
     """

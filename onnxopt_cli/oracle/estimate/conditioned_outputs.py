@@ -103,7 +103,7 @@ class ConditionedOutput:
 
 
 def narrowed_output(conditioned_output: ConditionedOutput, elem_type: int) -> ConditionedOutput:
-    """Return a float32 output rounded to a 16-bit element type; other types leave it unchanged."""
+    """Round a float32 output to a 16-bit element type; for other types, return it unchanged."""
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     if not conditioned_output.right or ROUNDOFF.get(dtype, 0) <= SINGLE_ROUNDOFF:
         return conditioned_output
@@ -126,11 +126,11 @@ class Evaluation:
         perturbed: the output in double in each perturbed run; empty if no run moves it.
         finely_perturbed: like ``perturbed``, with roundings divided by :data:`FINER`; empty if the
             output crosses no discontinuity.
-        sequential: the outputs in the model's own types with sequential sums, one output per
+        sequential: the output in the model's own types, computed with sequential sums, once per
             algorithm; empty if no sum is long.
         out_of_range: further outputs in the model's own types, if an intermediate result leaves the
-            range of its type. One is unchanged, one has subnormal numbers flushed to zero, and
-            others have NaN or infinity spread by a fast algorithm.
+            range of its type. They are computed without a change, with subnormal numbers flushed to
+            zero, and with NaN or infinity spread as by a fast algorithm.
         underflows: whether an intermediate result within a node underflows.
         overflows: whether an intermediate result overflows.
         step: the size of an injected rounding, in roundings of the model's types.
@@ -311,7 +311,7 @@ def _largest_unit(
 
 
 def _bounded(unit: Array, evaluation: Evaluation) -> Array:
-    """Limit the units of an output, so that the tolerance is at most the error bound."""
+    """Return the units of an output, limited so that the tolerance is at most the error bound."""
     bound = evaluation.direct_bound
     if bound is None or bound.shape != unit.shape:
         return unit

@@ -61,7 +61,7 @@ class Contribution:
 
 
 class _SignedInjector(Injector):
-    """Injects the same roundings in each run, multiplied by a factor for each node and run.
+    """An injector of the same roundings in each run, multiplied by a factor for each node and run.
 
     Args:
         sites: the nodes of the exact run.
@@ -105,12 +105,12 @@ class _SignedInjector(Injector):
 def node_error_contributions(
     model: onnx.ModelProto, inputs: Mapping[str, Value], returned: Mapping[str, Array]
 ) -> list[Contribution]:
-    """Return the largest contributions of nodes to the error of each output.
+    """Return the largest contributions of nodes to the error of a backend in each output.
 
     Args:
         model: the model.
         inputs: its inputs.
-        returned: by name, outputs of nodes that a backend ran alone.
+        returned: by name, outputs of nodes that a backend ran one at a time.
 
     Raises:
         NoReferenceError: if onnx's reference cannot run the model.
@@ -189,14 +189,15 @@ def _error_contributions(
 ) -> list[Contribution]:
     """Return the largest contributions to the error of each output, largest first.
 
-    A backend ran each node alone, with operands rounded to the model's types. The error of a node
-    is the difference between its outputs and its outputs in double for the same operands. The share
-    of the node is the part of an output's movement that this error causes.
+    A backend ran each node as a model of its own, with operands rounded to the model's types. The
+    error of a node is the difference between the outputs of the backend and the outputs in double
+    for the same operands. The share of the node is the part of an output's movement that this error
+    causes.
 
     Args:
         model: the model, as the reference runs it.
         inputs: its inputs.
-        returned: by name, outputs of nodes that a backend ran alone.
+        returned: by name, outputs of nodes that a backend ran one at a time.
 
     Returns:
         The contributions. Empty if a returned output belongs to a node that the reference does not

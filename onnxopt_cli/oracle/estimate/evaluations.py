@@ -307,7 +307,7 @@ def _perturbed_outputs(
 def _sequential_algorithms(
     sites: Sequence[RoundingSite],
 ) -> dict[str, AbstractContextManager[None]]:
-    """Return context managers that make sums sequential, by algorithm; none without long sums."""
+    """Return context managers that make sums sequential, by algorithm; empty without long sums."""
     if not any(map(has_long_sums, sites)):
         return {}
     operators = {site.op_type for site in sites}

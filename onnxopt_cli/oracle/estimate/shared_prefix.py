@@ -63,7 +63,7 @@ class _Crossing:
     Attributes:
         outputs: the outputs of each node before the boundary, with a placeholder for each output
             that is not kept.
-        state: the state of the visitor at the boundary; None if it has none.
+        state: the state of the visitor at the boundary; None if the visitor has none.
     """
 
     outputs: Sequence[Sequence[Any]]
@@ -92,10 +92,10 @@ class SharedPrefix:
 
     @classmethod
     def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
-        """Return an object that shares the first nodes of a model with its reformulations.
+        """Return the boundaries of a model's reformulations.
 
-        No nodes are shared if a visitor does not see all values that the operators of the model
-        read.
+        No reformulation has a boundary if a visitor does not see all values that the operators of
+        the model read.
 
         Args:
             model: the model.

@@ -24,22 +24,25 @@ _PI = 3.1415926
 
 
 def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return the absolute error of a function, given its error in ulps for each operand."""
+    """Return the error of a function as an absolute error, given ``ulps``, its error in ulps."""
     return lambda y, x: ulps(x) * _ULP * np.abs(y)
 
 
 def _logarithm(near_one: float, ulps: float) -> ErrorOf:
-    """Return an error that is absolute for operands in [0.5, 2], and in ulps for all others."""
+    """Return the error of a logarithm: ``near_one`` for operands in [0.5, 2], otherwise in ulps."""
     return lambda y, x: np.where((x >= 0.5) & (x <= 2), near_one, ulps * _ULP * np.abs(y))  # noqa: PLR2004
 
 
 def _periodic(error: float) -> ErrorOf:
-    """Return an absolute error for operands in [-pi, pi], and 0 for other operands."""
+    """Return the error of a sine or cosine: constant for operands in [-pi, pi], otherwise 0."""
     return lambda y, x: np.where(np.abs(x) <= _PI, error, 0.0) + 0 * y
 
 
 def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
-    """Return the error of sine divided by cosine, with 1 / |cos x| = sqrt(1 + tan^2 x)."""
+    """Return the error of a tangent, computed as sine / cosine.
+
+    The error of the quotient contains the factor 1 / |cos x| = sqrt(1 + tan^2 x).
+    """
     return lambda y, x: np.where(
         np.abs(x) <= _PI,
         (sine + np.abs(y) * cosine) * np.sqrt(1 + y * y) + ulps * _ULP * np.abs(y),
@@ -48,7 +51,7 @@ def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
 
 
 def _power(log2_error: Callable[[Array, Array], Array], ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return the error of exp2(exponent log2(base)), given the errors of exp2 and log2."""
+    """Return the error of a power, computed as exp2(exponent log2(base)), given the two errors."""
 
     def error(y: Array, base: Array, exponent: Array) -> Array:
         logarithm = np.log2(np.abs(base))

@@ -17,24 +17,24 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.patching import replaced
 
-# The largest error of a logarithm that is injected. A logarithm with this error has no correct
-# digit, but the exponential of the error does not overflow.
+# The largest injected error of a logarithm. A logarithm with this error has no correct digit, but
+# the exponential of the error does not overflow.
 _MAX_MOVE = 100.0
-#: Operators whose results are the shares exp(x) / sum, or their logarithms.
+#: Operators whose results are the shares exp(x) / sum, or the logarithms of these shares.
 SHARES = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyLoss"})
 #: Operators that divide by a sum of exponentials, or take its logarithm.
 OPERATORS = frozenset({"LogSoftmax", "ReduceLogSumExp", "Softmax"})
 
 
 def summed(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Sum the exponentials relative to the largest operand."""
+    """Return the largest operand m along axes, and the sum of exp(x - m)."""
     largest = x.max(axis=axes, keepdims=True)
     total = np.sum(np.exp(x - largest), axis=axes, keepdims=True, dtype=x.dtype)
     return largest, total
 
 
 def _online(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Sum relative to the running maximum; rescale the sum each time the maximum increases."""
+    """Return m and the sum in one pass, in which each larger maximum rescales the sum."""
     terms, shape = _terms(x, axes)
     largest = np.maximum.accumulate(terms)
     scales, powers = np.exp(largest[:-1] - largest[1:]), np.exp(terms - largest)
@@ -45,17 +45,17 @@ def _online(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Combine logarithms by ``logaddexp``."""
+    """Return the logarithm of the sum, computed by ``logaddexp``, and 1."""
     terms, shape = _terms(x, axes)
     total = np.logaddexp.reduce(terms)
     return total.reshape(shape), np.ones(shape, x.dtype)
 
 
 def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Combine logarithms by ``log(1 + exp(d))``, which rounds 1 + exp(d)."""
+    """Return the logarithm of the sum, computed by ``log(1 + exp(d))`` for each term, and 1."""
     terms, shape = _terms(x, axes)
     # The lowest finite number stands for -inf, because the difference of two infinities would be
-    # NaN. Adding log(2) to it has no effect, because the sum is rounded to the lowest number.
+    # NaN. Adding log(2) to this number has no effect, because the result is rounded to the number.
     terms = np.maximum(terms, np.finfo(x.dtype).min)
     total = terms[0]
     for term in terms[1:]:
@@ -96,7 +96,8 @@ def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
     """Return context managers that replace :func:`summed` by algorithms that need one pass.
 
     Args:
-        of_logarithms: whether an operator returns the logarithm of a sum of exponentials.
+        of_logarithms: whether the replaced sums are those of an operator that returns their
+            logarithm.
     """
     module: Any = sys.modules[__name__]
     without_log1p = [_logarithmic_without_log1p] if of_logarithms else []

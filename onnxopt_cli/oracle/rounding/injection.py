@@ -247,7 +247,7 @@ class SiteRecorder:
 
     @property
     def accumulation(self) -> tuple[str, NodeKind] | None:
-        """The operator and kind of a model's only node if it accumulates in float32; else None."""
+        """The operator and kind of a single node that accumulates in float32; else None."""
         nodes = [(site.op_type, site.node_class.kind) for site in self.sites]
         single = len(self._visited) == 1 and accumulates_in_single(*nodes[0])
         return nodes[0] if single else None
@@ -258,7 +258,7 @@ class SiteRecorder:
         return not self.elementwise and any(site.roundoff for site in self.sites)
 
     def native_visitor(self, types: Sequence[Sequence[np.dtype[Any] | None]]) -> Visitor:
-        """Return a visitor for runs in the model's own types; it computes 16-bit sums in float32.
+        """Return a visitor that computes 16-bit sums in float32, for runs in the model's own types.
 
         Args:
             types: the dtypes of the outputs of each visited node.
@@ -362,7 +362,7 @@ class SiteRecorder:
         outputs: Sequence[Any],
         roundoff: float,
     ) -> Sequence[Any]:
-        """Return the scale of each output's error; empty if each perturbed run determines it."""
+        """Return the scale of each output's error; empty if perturbed runs compute the scales."""
         kind = node_class.kind
         if _is_logistic(node):
             # For a negative score, the output is 1 - z with z near 1. Its error is relative to 1,
@@ -401,7 +401,8 @@ class Injector:
     Args:
         sites: the nodes of the exact run.
         step: the size of an injected rounding, in roundings of the model's types.
-        runs: the indices of the runs in the design of the perturbed runs.
+        runs: the indices of the perturbed runs, see
+            :func:`~onnxopt_cli.oracle.rounding.perturbations.roundings`.
     """
 
     def __init__(self, sites: Sequence[RoundingSite], step: float, runs: Sequence[int]) -> None:
@@ -417,7 +418,7 @@ class Injector:
         if not site or site.op_type != node.op_type:
             return compute_stacked(node, compute, operands, count)
         if site.exact_run and all(map(is_, operands, site.exact_run[0])):
-            # No operand has moved.
+            # No operand differs from the exact run.
             return site.exact_run[1]
         if not site.roundoff:
             return compute_stacked(node, compute, operands, count)
@@ -429,7 +430,7 @@ class Injector:
         return self._moved_elements
 
     def resume(self, state: int) -> None:
-        """Continue with the number of moved elements of another injector."""
+        """Continue after another injector, given the number of elements that each run has moved."""
         self._moved_elements = state
 
     def _perturbed(
@@ -634,10 +635,11 @@ class Injector:
 
 
 def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array) -> Array:
-    """Return the error of a chain of additions of n tensors, in units of the unit roundoff.
+    """Return the error of n tensors added one after the other, in units of the unit roundoff.
 
-    The n - 2 partial sums before the output are rounded. The magnitude of each is at most the sum
-    of the magnitudes. For large n, the error is taken to be proportional to sqrt(n).
+    The n - 2 partial sums before the output are rounded. The magnitude of each partial sum is at
+    most the sum of the magnitudes of all terms. For large n, the error is taken to be proportional
+    to sqrt(n).
     """
     count = len(operands)
     partial_sums = min(max(0, count - 2), UNITS * sum_roundings(count))
@@ -688,7 +690,7 @@ def _output_roundings(node_class: NodeClass, roundoff: float, *, in_graph: bool)
 
 
 def has_long_sums(site: RoundingSite) -> bool:
-    """Return whether the error of a site's sequential sums may be more than one rounding.
+    """Return whether a node has sums whose error may exceed one rounding if they are sequential.
 
     Sums of 16-bit operands are accumulated in float32, and their error is in roundings of float32.
     """
@@ -754,8 +756,8 @@ def _rounded(
         moves[small] += np.clip(small_moves, -limit, limit)
         moves[small] = np.where(vanishes, np.clip(toward_zero, -limit, limit), moves[small])
         if _is_zero(scale):
-            # Without this limit, the sum of the absolute error and the relative error could cross
-            # zero.
+            # Without this limit, the sum of the absolute error and the relative error could move an
+            # element across zero.
             moves[small] = np.clip(moves[small], -limit, limit)
     if flushed_moves is not None:
         moves += flushed_moves
@@ -768,7 +770,7 @@ def _is_zero(scale: Any) -> bool:
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array if it can hold a result of the operand's type; else None."""
+    """Return an array for reuse as a result if it has the operand's type; else None."""
     return array if operand.dtype == array.dtype else None
 
 

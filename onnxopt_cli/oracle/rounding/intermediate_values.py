@@ -46,7 +46,8 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # If the grid of GridSample or the offset of DeformConv has at most 12 binary digits after the
 # point, coordinates are exact in any order of operations.
 _EXACT_GRID = 2.0**12
-# Cubic weights are exact in float32 if the ratio has at most 6 binary digits after the point.
+# Cubic weights are exact in float32 if the ratio (the fractional part of a coordinate) has at most
+# 6 binary digits after the point.
 _EXACT_RATIO = 2.0**6
 # If the ratio has more binary digits, the scale of a weight's error is _WEIGHT_SHARE times the sum
 # of the magnitudes of the weight's terms.
@@ -142,7 +143,7 @@ def moved_weights(op_type: str, move: Callable[[Array], Array]) -> AbstractConte
 
 
 def coordinate_errors(op_type: str, grid: Array) -> Array:
-    """Return the errors, in roundings, of coordinates that are computed from an operand."""
+    """Return the errors of the coordinates that a node computes from a grid, in roundings."""
     if op_type == "RoiAlign":
         return np.where(np.isfinite(grid), _REGION_SHARE * np.maximum(1.0, np.abs(grid)), 0.0)
     is_exact = (grid * _EXACT_GRID) % 1 == 0
@@ -155,7 +156,7 @@ def offset_coordinates(attributes: Mapping[str, Any], weights: Array, offsets: A
     Args:
         attributes: attributes of the node.
         weights: the weights, of rank 4.
-        offsets: the offsets, whose shape the result has.
+        offsets: the offsets; the result has the same shape.
     """
     kernel, shape = weights.shape[2:], offsets.shape[2:]
     regular = regular_coordinates(attributes, kernel, shape)
@@ -210,9 +211,10 @@ def _weight_scale(ratio: float, a: float) -> Array:
 
 
 def _weight_scales(ratios: Any, a: float) -> Array:
-    """Return, for each of four cubic weights, a share of the sum of the magnitudes of its terms.
+    """Return the scale of the error of each of four cubic weights.
 
-    The weights lie along a new last axis.
+    The scale is a share of the sum of the magnitudes of the weight's terms. The result has a new
+    last axis, along which the four weights lie.
     """
     x = np.stack([1 + ratios, ratios, 1 - ratios, 2 - ratios], axis=-1)
     outer, inner = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1

@@ -251,10 +251,10 @@ def may_jump(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
 def _moves_data(
     node: Any, compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any]
 ) -> bool:
-    """Return whether a node's outputs are its inputs, constants or integers, up to their sign.
+    """Return whether each output element of a node is an input element, a constant or an integer.
 
-    The node runs at its inputs and at two sets of generic inputs: one near the inputs, and one near
-    zero.
+    Signs are ignored. The node runs at its inputs and at two sets of generic inputs: one near the
+    inputs, and one near zero.
     """
     attributes = node.onnx_node.attribute
     constants = [attribute.f for attribute in attributes]
@@ -283,10 +283,10 @@ def _moves_data(
 
 
 def _unexplained(result: Array, magnitudes: Sequence[Array]) -> Array:
-    """Return the magnitudes of those elements that must be searched for among the inputs.
+    """Return the magnitudes of those elements of a result that must be sought among the inputs.
 
-    Other elements need no search: infinities, NaN, elements that equal the element of an input at
-    the same place, and integers (because rounding to integers is also exact).
+    Other elements need no search: infinities, NaN, elements that equal an input element at the same
+    index, and integers (because rounding to integers is also exact).
     """
     size = np.abs(result)
     unexplained = np.isfinite(result)
@@ -325,7 +325,7 @@ def _terms(
     outputs: Sequence[Any],
     places: Sequence[int],
 ) -> tuple[float, bool]:
-    """Return the number of input elements per output element, and whether the node only multiplies.
+    """Return how many input elements affect an output element, and whether a node only multiplies.
 
     A few elements of each input are moved, one at a time, and the output elements that change are
     counted. An element without an effect, for example because it is multiplied by zero, is ignored.

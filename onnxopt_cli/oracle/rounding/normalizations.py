@@ -109,7 +109,7 @@ class ErrorModel:
     step: float
 
     def bound(self, size: Array) -> Array:
-        """Return the allowed errors of averages, given the errors in units of the unit roundoff."""
+        """Return the allowed errors of averages; ``size`` holds the errors in roundings."""
         return np.asarray(np.where(np.isfinite(size), self.roundoff * size, 0.0))
 
     def injected(self, average: Array, bound: Array, observed: Array) -> Array:
@@ -225,7 +225,7 @@ def _sum_in_lanes(terms: Array) -> Array:
 def _errors_of_merged_recurrences(
     centred: Array, mean: Array, axes: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """Return the errors of a mean and a variance by recurrences in lanes or blocks.
+    """Return error bounds of a mean and a variance that recurrences in lanes or blocks compute.
 
     Let h = u |m| be the largest rounding error of an update of a mean m. If the terms before and
     after a step have different means, the roundings of many updates have the same sign. The
@@ -288,7 +288,7 @@ def _by_merged_recurrences(terms: Array, blocks: int) -> tuple[Array, Array]:
 def _standardized(
     x: Array, axes: Sequence[int], epsilon: float = 0.0, added: float = 0.0
 ) -> tuple[Array, Array, Array]:
-    """Return a tensor scaled to mean 0 and variance 1, its mean, and its variance.
+    """Return a tensor scaled to mean 0 and variance 1, and the tensor's original mean and variance.
 
     16-bit tensors are computed in float32. The variance is the mean of (X - E(X))^2. The published
     bodies compute E(X^2) - E(X)^2 instead, which has a relative error of u (mean / deviation)^2.

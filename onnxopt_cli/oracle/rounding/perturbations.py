@@ -77,7 +77,7 @@ def _sizes() -> Array:
     return np.ascontiguousarray(LEVELS[levels[:, moves_fully][:, :DISTINCT_PLACES]])
 
 
-# The number of places whose roundings are computed at once.
+# The number of places whose roundings are computed together.
 _BLOCK_PLACES = 1 << 17
 
 

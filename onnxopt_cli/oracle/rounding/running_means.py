@@ -10,8 +10,8 @@ from onnxopt_cli.core.values import Array
 _MAX_STEPS = 1 << 13
 # With at least this number of rows, the recurrence takes one step for each term even in long rows.
 _MANY_ROWS = 32
-# The number of terms in a section. If there are few long rows, the steps of a section are computed
-# at once.
+# The number of terms in a section. If there are few long rows, all steps of a section are computed
+# together.
 _SECTION_TERMS = 1 << 11
 # The largest number of sweeps over a section.
 _MAX_SWEEPS = 10
@@ -43,7 +43,7 @@ def means_before(means: Array, mean: Array | float = 0.0) -> Array:
 
 
 def _means_of_section(terms: Array, first: int, mean: Array) -> Array:
-    """Return the means of consecutive terms by a fixed-point iteration.
+    """Return the running mean after each term of a section, by a fixed-point iteration.
 
     If step j has the rounding error d_j, the mean of k terms has the error
     (1 d_1 + ... + k d_k) / k. Each sweep computes the rounding errors of all steps from the means

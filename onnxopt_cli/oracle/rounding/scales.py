@@ -74,7 +74,8 @@ _COSINE_ERROR = 4
 _WINDOW_SHARE = 1 / 16
 # The number of binary digits of a float32 significand, and the unit roundoff of float32.
 _DIGITS, _SINGLE_ROUNDOFF = 24, 2.0**-24
-# Winograd's error is computed for at most this number of output channels of a group.
+# The error of Winograd's algorithm is computed for at most this number of output channels in a
+# group.
 _MAX_CHANNELS = 16
 # Tiles extend along at most this number of axes, the last ones. Elements along other axes are
 # summed like channels.
@@ -148,7 +149,7 @@ def transformed_axis(node: Any, inputs: Sequence[Any]) -> int:
 
 
 def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
-    """Return the scale of the error of a ``Conv`` or ``ConvTranspose``, by any known algorithm.
+    """Return the scale of the error of any known algorithm for a ``Conv`` or ``ConvTranspose``.
 
     Args:
         node: the node, as the evaluator prepares it.
@@ -304,7 +305,7 @@ def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
 
 
 def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> Array:
-    """Return an output with a special value in each element to which a fast algorithm spreads it.
+    """Return an output with a special value (NaN or infinity) where a fast algorithm spreads one.
 
     A fast algorithm mixes elements. If it mixes an element with an operand that is not finite, the
     element becomes NaN or infinite. An element that is NaN by a direct sum remains NaN. An infinite
@@ -390,10 +391,10 @@ class PartialSums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Convolution:
-    """A convolution with stride 1 that contains all elements of a node's output.
+    """A convolution with stride 1 whose output contains all elements of a node's output.
 
-    The convolution may contain further elements, such as those that the node skips if its stride is
-    larger than 1.
+    The output of the convolution may contain further elements, such as those that the node skips if
+    the stride of the node is larger than 1.
 
     Attributes:
         x: the padded input; its axes are batch, channels, and the axes of space.
@@ -474,8 +475,8 @@ class _Convolution:
         """Return the scale of the error by Winograd's algorithm, for each element.
 
         If there are many output channels, the errors of only some channels are computed, with
-        normalized kernels. The error of every channel is then the largest computed error, times the
-        norm of the kernel of the channel.
+        normalized kernels. The error of a channel is then the largest computed error, times the
+        norm of the channel's kernel.
 
         Returns:
             The scale, or None if no known implementation tiles a kernel of this size.
@@ -520,7 +521,7 @@ class _Convolution:
 
 
 def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
-    """Return the convolution with stride 1 that contains all elements of a ``Conv``."""
+    """Return a convolution with stride 1 whose output contains the output of a ``Conv``."""
     rank = x.ndim - 2
     strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
     mode = attributes["auto_pad"].s.decode() if "auto_pad" in attributes else "NOTSET"
@@ -539,7 +540,7 @@ def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
 
 
 def _transposed(x: Array, w: Array, attributes: Any) -> _Convolution:
-    """Return the convolution with stride 1 that contains all elements of a ``ConvTranspose``."""
+    """Return a convolution with stride 1 that contains the output of a ``ConvTranspose``."""
     rank = x.ndim - 2
     strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
     group = attributes["group"].i if "group" in attributes else 1
@@ -672,7 +673,7 @@ def _transformed(
 
 @cache
 def _matrices(points: Sequence[Any], kernel: int) -> _Axis:
-    """Return the matrices of Winograd's algorithm with given interpolation points and infinity.
+    """Return the matrices of Winograd's algorithm for given interpolation points and for infinity.
 
     Row i of each matrix belongs to the interpolation point p_i. In the tile's matrix, row i has the
     coefficients of the product of (x - p_j) over j != i. In the kernel's matrix, row i has the

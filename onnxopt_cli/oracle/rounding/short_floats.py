@@ -1,9 +1,9 @@
 """Nodes with 16-bit operands, which compute and accumulate in float32.
 
-onnx's reference accumulates in 16 bits. An overflow or underflow in its results therefore does not
-show that a correct backend overflows. The exceptions are ``Sum`` and ``Mean``, which may add whole
-tensors in 16 bits, one after the other, like a chain of ``Add``. ``docs/conditioned.md`` states the
-rules.
+onnx's reference accumulates in 16 bits. An overflow or underflow in the reference's results
+therefore does not show that a correct backend overflows. The exceptions are ``Sum`` and ``Mean``,
+which may add whole tensors in 16 bits, one after the other, like a chain of ``Add``.
+``docs/conditioned.md`` states the rules.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def accumulates_in_single(op_type: str, kind: NodeKind) -> bool:
 
 
 def takes_exact_operands(op_type: str, kind: NodeKind) -> bool:
-    """Return whether a node accumulates 16-bit operands in float32 without rounding them before."""
+    """Return whether a node accumulates 16-bit operands in float32 without rounding them first."""
     accumulates = accumulates_in_single(op_type, kind)
     return accumulates and kind not in _COORDINATES and op_type not in _STAGED
 

@@ -1,10 +1,9 @@
 """Sums of products: their error bound, their overflow, and terms that devices flush to zero.
 
-*Error bound.* A sum of n terms, in any order, rounds n - 1 partial sums. The magnitude of a partial
-sum is at most the sum of all positive terms, or the magnitude of the sum of all negative terms. The
-usual tolerance is 16 times the effect of one rounding, which exceeds the error of a short sum. If a
-node rounds few times, its tolerance is therefore limited to the error of its most inaccurate direct
-evaluation.
+*Error bound.* A sum of n terms, in any order, rounds n - 1 partial sums. A partial sum lies between
+the sum of all negative terms and the sum of all positive terms. The usual tolerance is 16 times the
+effect of one rounding, which exceeds the error of a short sum. If a node rounds few times, its
+tolerance is therefore limited to the error of its most inaccurate direct evaluation.
 
 *Overflow.* In float32, ``3e38 - 3e38 + 3e38`` is 3e38 if added from left to right, and infinite if
 the positive terms are added first. ONNX's specification prescribes no order. Therefore an infinity
@@ -13,10 +12,10 @@ the sum of the positive terms and the sum of the negative terms exceed the range
 adds elements of a whole image or line. The sum of these elements may exceed the range although no
 output element does.
 
-*Flushed terms.* A device may replace subnormal numbers by zero: each product, and each partial sum,
-whose magnitude is below the smallest normal number. In a sum of n terms, these replacements cause
-an error of up to n times the smallest normal number, although the sum itself may be normal. If the
-sum of the magnitudes is subnormal, the device returns zero.
+*Flushed terms.* A device may replace each product and each partial sum by zero if its magnitude is
+below the smallest normal number. In a sum of n terms, these replacements cause an error of up to n
+times the smallest normal number, although the sum itself may be normal. If the sum of the
+magnitudes is subnormal, the device returns zero.
 """
 
 from __future__ import annotations
@@ -336,7 +335,7 @@ def with_overflow(
     output: Any,
     special: float,
 ) -> Any:
-    """Return an output with a special value where some order of the terms yields that value.
+    """Return an output with a special value where some order of addition yields that value.
 
     Args:
         node: the node, as the evaluator prepares it.
@@ -392,10 +391,10 @@ def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
 
 
 def _limit(op_type: str, tensors: Sequence[Array]) -> float:
-    """Return the largest finite number of the type in which an operator adds tensors.
+    """Return the largest finite number of the type in which an operator adds the given tensors.
 
-    16-bit tensors are added in float32. The exceptions are operators that add whole tensors one
-    after the other, which add in 16 bits.
+    16-bit tensors are added in float32. Operators that add whole tensors one after the other are
+    exceptions: they add in 16 bits.
     """
     if op_type in CHAINED:
         return max(largest_finite(tensor.dtype) for tensor in tensors)
@@ -441,7 +440,7 @@ def flushed_error(
 
 
 def with_flushed_root(node: Any, operands: Sequence[Value], output: Value) -> Value:
-    """Return an output with zeros where a root is taken of a subnormal sum of powers.
+    """Return an output with zeros where it is the root of a subnormal sum of powers.
 
     A device may flush the sum to zero. ``LpNormalization`` returns zeros if the norm is zero.
     """
