@@ -28,7 +28,8 @@ from onnxopt_cli.operators.operator import (
 
 T = TypeVar("T")
 
-#: The suite of the cases that are written for findings. It is the first part of their ids.
+#: The suite of the cases that are written for findings. The name of the suite is the first part of
+#: the ids of its cases.
 SUITE = "fuzz"
 #: Name of the only case in the file of a finding.
 NAME = "found"

@@ -63,9 +63,9 @@ def examples(
 
 
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
-    """Yield a simple node of each operator, and nodes that violate its signature in all known ways.
+    """Yield a simple node of each operator, and nodes that violate the operator's signature.
 
-    There are only a few invalid nodes, so all of them are tried.
+    The invalid nodes violate the signature in all known ways, because there are only a few ways.
     """
     for operator in operators:
         node = draw_node(Source(), operator)
@@ -144,7 +144,7 @@ class Task:
 def drive(
     task: Task, attempted: Callable[[Example], None], most: int, number: int
 ) -> tuple[bool, bool]:
-    """Call a function with the examples of a round, and shrink an example for which it fails.
+    """Call a function with the examples of a round, and shrink an example for which the call fails.
 
     Args:
         task: the search.

@@ -52,8 +52,8 @@ VALUES = "wrong numbers"
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|\([^)]*\)")
 _MAX_KIND_CHARS = 120
-# A known mistake explains a failure only if it agrees with the latest _PASSED_PER_OPERATOR passing
-# examples of the operator.
+# A known mistake explains a failure only if the mistake also agrees with the latest
+# _PASSED_PER_OPERATOR passing examples of the operator.
 _PASSED_PER_OPERATOR = 100
 # Characters that are replaced in names of files.
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
@@ -189,7 +189,7 @@ class Finding:
         kind: the kind of the failure; the example may also have failures of other kinds.
         trial: the smallest example with the failure.
         explanation: the known mistakes that reproduce the failure; None if no search took place.
-        flaky: whether the same example does not fail every time.
+        flaky: whether the example fails in some runs and passes in others.
         replayed: whether an earlier run found the failure.
     """
 

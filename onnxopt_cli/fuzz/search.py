@@ -5,9 +5,9 @@ another kind. Without a time limit, the examples that run on the backend do not 
 so a seed reproduces the findings.
 
 In a cluster, a worker only reports whether a portion of the examples contains a failure of a new
-kind. This process then searches the portion again, and shrinks the failure. Its examples may run on
-any worker. Therefore, each failure is shrunk once, and the findings depend neither on the number of
-workers nor on the order of their responses.
+kind. This process then searches the portion again, and shrinks the failure. The examples of this
+second search may run on any worker. Therefore, each failure is shrunk once, and the findings depend
+neither on the number of workers nor on the order of their responses.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ T = TypeVar("T")
 _PORTION_EXAMPLES = 200
 #: Number of examples in a search without a limit.
 _ENDLESS = 1 << 40
-#: Shrinking ends after this number of failures after which the worker must be restarted.
+#: Shrinking ends after this number of failures that require a restart of the worker.
 _MAX_COSTLY_FAILURES = 30
 #: Hypothesis considers a failure reproducible if the example has failed this number of times. From
 #: then on, smaller() shrinks single nodes and random graphs, because it needs fewer attempts than
 #: hypothesis.
 _REPRODUCIBLE_FAILURES = 2
-#: Maximum number of examples of smaller() that are tried in order to shrink a failure.
+#: Maximum number of examples from smaller() that are tried to shrink a failure.
 _MAX_SHRINK_ATTEMPTS = 300
 #: Explaining a finding may always take this number of seconds, even if the search then exceeds its
 #: time limit.
@@ -359,7 +359,7 @@ class Search:
         return self._add(Finding(new.kind, trial, flaky=not reproducible), new.trials)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
-        """Return a smaller example with the same kind of failure, or the given example.
+        """Return a smaller example with the same kind of failure, or the example of ``trial``.
 
         Parts of the example are removed while the failure remains.
         """

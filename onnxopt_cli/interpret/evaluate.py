@@ -204,8 +204,8 @@ def nonnegative_tensors(operator: Operator) -> tuple[str, ...]:
 def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
     """Return whether an output of the formula is NaN for the given values of operands.
 
-    Operands that are not given have default values: 0 for tensors, 1 for scalars, and 0.5 or the
-    midpoint of the limits for attributes.
+    Operands without a value have defaults: 0 for tensors and 1 for scalars. The default of an
+    attribute is the midpoint of its limits, or 0.5 if it has none.
     """
     numbers = dict.fromkeys((item.name for item in operator.scalars), 1.0)
     numbers |= dict.fromkeys(operator.tensors, 0.0)

@@ -81,7 +81,7 @@ class Implementation:
 
 
 def both(first: Implementation, second: Implementation) -> Implementation | None:
-    """Combine the differences of two implementations; None if both replace ``compute``.
+    """Return an implementation with the differences of both; None if both replace ``compute``.
 
     If the changes of the formula cannot be combined in either order, the combined implementation
     fails on all inputs.

@@ -117,7 +117,7 @@ class Precision:
 
 
 #: The results that ONNX defines for reductions of an empty tensor. NumPy's functions may fail for
-#: it.
+#: an empty tensor.
 OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.max: -math.inf,
     np.min: math.inf,

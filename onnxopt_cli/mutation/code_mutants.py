@@ -239,7 +239,7 @@ def _put_field(parent: Any, field: str, new: Any) -> Callable[[], None]:
 
 
 def _expression_changes(statement: ast.stmt) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
-    """Yield the changes of the expressions that belong to a statement itself."""
+    """Yield the changes of a statement's own expressions, which excludes inner statements."""
     for node, put in _expressions(statement):
         text = ast.unparse(node)
         for new, about in _replacements(node, text):
@@ -374,7 +374,7 @@ def _is_numpy(function: ast.expr) -> bool:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return a statement as one line of text, without the blocks of a compound statement."""
+    """Return one line of text for a statement, without the blocks of a compound statement."""
     match statement:
         case ast.If() | ast.While():
             text = f"{type(statement).__name__.lower()} {ast.unparse(statement.test)}"

@@ -127,7 +127,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Omit each implementation whose outputs equal those of an earlier one on all probes."""
+    """Return implementations; if several have equal outputs on all probes, only the first."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []
@@ -225,7 +225,7 @@ def _probes(operator: Operator) -> tuple[_Probe, ...]:
 
 
 def _probe_of(call: Call[Array], *, dense: bool = False) -> _Probe:
-    """Return a call as a probe."""
+    """Return a probe: a call with its expected outputs."""
     for array in call.inputs:
         array.setflags(write=False)
     finite = all(np.isfinite(array).all() for array in call.inputs)
@@ -337,7 +337,7 @@ class _Draw:
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Draw all attributes, only the required ones, or all with one extreme value."""
+        """Yield drawn attributes: all, only the required ones, and all with one extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

@@ -117,7 +117,7 @@ class InfectionRecorder:
 
 
 def _instrumented(function: FunctionType, names: Mapping[int, str]) -> CodeType | None:
-    """Return code of a function that reports infections to a recorder; None without source.
+    """Return a function's code with calls that report infections; None without source.
 
     Args:
         function: the function.

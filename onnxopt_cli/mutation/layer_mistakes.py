@@ -183,7 +183,7 @@ def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
 
 
 def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
-    """Multiply the named attribute of Gemm, alpha or beta, by the other of the two."""
+    """Multiply one attribute of Gemm, alpha or beta, by the other; ``name`` is the first."""
     if node.operand(2) is None:
         return None
     return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))

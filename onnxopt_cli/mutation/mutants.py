@@ -113,7 +113,7 @@ def _compiled(source: str, formula: Formula) -> Formula:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return a statement as one line of text, without the branches of an ``if``."""
+    """Return one line of text for a statement, without the branches of an ``if``."""
     if isinstance(statement, ast.If):
         return f"if {ast.unparse(statement.test)}"
     return ast.unparse(statement)

@@ -70,9 +70,9 @@ def mistakes_in_versions(
 ) -> dict[str, NodeMutant]:
     """Return the known mistakes of several versions of an operator by name.
 
-    A parameter may be an attribute in one version and an input in another version. Its mistakes
-    have the same names in both versions. A returned mistake therefore looks up the version of the
-    node, and computes the node with the mistake that has the same name in that version.
+    A parameter may be an attribute in one version and an input in another version. Mistakes in this
+    parameter have the same names in both versions. A returned mistake therefore looks up the
+    version of the node, and computes the node with the mistake of this name in that version.
 
     Args:
         domain: the operator's domain; empty for the default domain.

@@ -303,7 +303,7 @@ def _attribute_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _other_defaults(schema: defs.OpSchema, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield wrong defaults of an attribute, as text and as values."""
+    """Yield wrong defaults of an attribute, each with its text and its value."""
     entry = schema.attributes[name]
     if entry.required:
         return

@@ -144,7 +144,7 @@ class Call(Generic[T]):
         return replace(self, groups=(self.groups[index],), attributes=attributes)
 
     def _group_attributes(self, index: int) -> dict[str, float | str]:
-        """Return the attributes for one group; a tuple is replaced by the number of the group."""
+        """Return the attributes for one group; a tuple is replaced by its number for the group."""
         return {
             # The number in a tuple of length 1 applies to all groups.
             name: value[index % len(value)] if isinstance(value, tuple) else value
@@ -172,7 +172,7 @@ class Call(Generic[T]):
         """Compute the node's outputs for each group separately, if the groups are independent.
 
         If an output is carried from group to group, the groups are not independent. Then
-        ``compute`` receives all groups at once.
+        ``compute`` is called once, with all groups.
         """
         if any(map(self.operator.carries, self.operator.outputs)):
             return compute(self)

@@ -136,8 +136,8 @@ def die_with_models() -> None:
 def leave_helper() -> None:
     """Close this process's copy of the connection to its parent's helper.
 
-    Call this function after a fork, before any other descriptor is closed. Later, the number of the
-    connection may belong to another file.
+    Call this function after a fork, before any other descriptor is closed. Later, the descriptor of
+    the connection may belong to another file.
     """
     _HELPER.end()
 
@@ -314,7 +314,7 @@ atexit.register(_HELPER.end)
 
 
 def _words(code: int) -> str:
-    """Describe how a process ended."""
+    """Return a description of how a process ended, given its exit code."""
     if code == -signal.SIGALRM:
         return _TOOK_LONG
     if code < 0:

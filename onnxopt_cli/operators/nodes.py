@@ -44,7 +44,7 @@ def sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
 
 
 def with_dense_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in which dense tensors replace sparse ones; onnx's evaluator rejects those."""
+    """Return a model with dense tensors in place of sparse ones, which onnx's evaluator rejects."""
     if not any(sparse_tensors(model)):
         return model
     model = deepcopy(model)

@@ -70,7 +70,8 @@ def installed_operators(known: Iterable[Operator]) -> list[Operator]:
         known: the operators that already exist.
 
     Raises:
-        UsageError: if an entry point cannot be loaded or is invalid. The message names it.
+        UsageError: if an entry point cannot be loaded or is invalid. The message names the entry
+            point.
     """
     operators: list[Operator] = []
     for entry_point in entry_points(group=_GROUP):
@@ -133,7 +134,7 @@ def failing_line(error: BaseException, path: str) -> str:
 
 
 def fault_in(operator: Operator, error: BaseException) -> str:
-    """Return a message about the failure of a formula, with its line."""
+    """Return a message about the failure of a formula, with the line that failed."""
     code = operator.formula.__code__
     line = failing_line(error, code.co_filename) or f":{code.co_firstlineno}"
     return f"{printable(code.co_filename + line)}: {operator.name}: {exception_text(error)}"

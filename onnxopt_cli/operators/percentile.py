@@ -50,7 +50,7 @@ def neighbours(elements: Any, rank: Any) -> tuple[Any, Any]:
     """Return the elements at the integer ranks below and above a given rank.
 
     If there are many elements, a sorted sample provides two limits. Both results very probably lie
-    between these limits. To save time, only the elements between them are partitioned.
+    between these limits. To save time, only the elements between the limits are partitioned.
     """
     lower = int(rank)
     upper, step = min(lower + 1, elements.size - 1), 1 + (elements.size >> _SAMPLE_BITS)

@@ -160,7 +160,7 @@ PERCENT = Attribute("percent", limits=(0.0, 100.0), each=True)
 
 
 def wrong_thresholds(tensor: str) -> tuple[KnownMistake, ...]:
-    """Return the known mistakes of a formula that prunes the tensor with this name.
+    """Return the known mistakes of a formula that prunes a tensor, given the name of the tensor.
 
     If the tensor is V, the formula must contain the expressions ``percentile(np.abs(V), percent)``,
     ``np.abs(V) < threshold`` and ``np.where(np.abs(V) < threshold, 0, V)``.

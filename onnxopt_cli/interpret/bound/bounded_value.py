@@ -557,7 +557,7 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Return the error of a sum. A weighted mean may also be computed from a difference.
+    """Return the error of a sum, which may be a weighted mean computed from a difference.
 
     TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
     and have opposite signs, the difference may overflow. The error is then infinite.
@@ -593,7 +593,7 @@ def _is_usual(magnitude: Any) -> Any:
 
 
 def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
-    """Compare operands. The result is undecided where they are closer than their errors."""
+    """Return a comparison, undecided where the operands are closer than their errors."""
     doubt = a.doubtful + b.doubtful
     undecided = doubt > 0
     if _somewhere(undecided):
@@ -604,7 +604,7 @@ def _compared(function: Callable[..., Any], a: Bounded, b: Bounded) -> Bounded:
 
 
 def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
-    """Combine truth values. The result is undecided where it depends on undecided operands."""
+    """Return a function of truth values, undecided where it depends on undecided operands."""
     value = function(*(operand.value for operand in operands))
     undecided: Any = np.bool_(False)
     for inversions in product((False, True), repeat=len(operands)):
@@ -617,7 +617,7 @@ def _logical(function: Callable[..., Any], *operands: Bounded) -> Bounded:
 
 
 def _chosen(condition: Bounded, x: Bounded | Mixed, y: Bounded | Mixed) -> Result:
-    """Apply numpy.where. The result has two branches if the condition is undecided anywhere."""
+    """Return the result of numpy.where, with two branches if the condition is undecided."""
     first = _branch(condition.value, x, y)
     undecided = condition.error > 0
     if not _somewhere(undecided):
@@ -648,7 +648,7 @@ def _matrix_product(a: Bounded, b: Bounded) -> Bounded:
 
 
 def _reduced(row: Reduction | Percentile, elements: Bounded, *further: Bounded) -> Any:
-    """Reduce all elements to one element. For a percentile, ``further`` is the percent."""
+    """Return the reduction of all elements. For a percentile, ``further`` is the percent."""
     precision = elements.precision
     if isinstance(row, Percentile):
         (percent,) = further

@@ -5,7 +5,7 @@ A trajectory is a case of several steps, in which outputs of one step are inputs
 The outputs of a node have error bounds, and so does a gradient that is computed from them. Both are
 operands of the next formula. Expected values are computed in the wide type, without rounding
 between nodes. If rounding decides a choice, the error covers both branches. Averages reduce errors,
-and gradients of steep functions multiply them. Bounds never cancel. Large bounds
+and gradients of steep functions multiply them. Error bounds never cancel each other. Large bounds
 may therefore make the elements of a long trajectory with a steep gradient inconclusive.
 """
 
@@ -53,7 +53,7 @@ class Derived:
     """An input, such as a gradient, that is computed from another input in each step.
 
     Attributes:
-        of: the name of the other input, which has the same shape.
+        of: the name of the input from which this input is computed. Both have the same shape.
         formula: the function. It accepts arrays and the operands of any interpretation.
         dtype: the element type of the computed input.
     """
@@ -239,7 +239,7 @@ def _recorded(
 
 
 def first_inputs(trajectory: Trajectory) -> dict[str, Array]:
-    """Return the inputs of the first step."""
+    """Return the inputs of the first step of a trajectory, by name."""
     return trajectory.inputs(1, trajectory.state, lambda array: array, derived_array)
 
 

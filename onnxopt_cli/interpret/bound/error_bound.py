@@ -296,7 +296,7 @@ def bounded_outputs(
 def _with_larger_errors(
     accepted: Sequence[Bounded], reformulated: Sequence[Bounded]
 ) -> tuple[Bounded, ...]:
-    """Return accepted results with errors that also cover those of a reformulation.
+    """Return accepted results with errors that also cover the results of a reformulation.
 
     Errors that are NaN are ignored, for example the error of the root of a negative value. If the
     formula divides by zero, the reformulation may subtract infinity from infinity. NaN is then

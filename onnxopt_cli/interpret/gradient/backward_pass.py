@@ -152,7 +152,7 @@ class DifferentiatedNode:
         return bool(name) and getattr(self._values[name], "dtype", None) in DIFFERENTIABLE
 
     def outputs_for(self, operands: Sequence[Any]) -> list[Any]:
-        """Return the outputs of the node, computed for other operands.
+        """Return the outputs that the node has for given operands.
 
         Args:
             operands: the value of each input; None for an omitted input.
@@ -175,7 +175,7 @@ class DifferentiatedNode:
         return self.backward.node(op_type, *inputs, **attributes)
 
     def times(self, *names: str) -> str:
-        """Append the product of several tensors."""
+        """Append nodes for the product of several tensors; return the name of the product."""
         product, *factors = names
         for factor in factors:
             product = self.call("Mul", product, factor)
@@ -186,7 +186,7 @@ class DifferentiatedNode:
         return self.like(np.zeros(self.shape(name)), name)
 
     def reduced(self, gradient: str, shape: Sequence[int], name: str) -> str:
-        """Append the gradient of an input that was broadcast: a sum over the broadcast axes.
+        """Append nodes for the gradient of a broadcast input: a sum over the broadcast axes.
 
         Args:
             gradient: the gradient of the input after broadcasting.
@@ -201,7 +201,7 @@ class DifferentiatedNode:
         return self.backward.reshaped(summed, own_shape)
 
     def flat_outputs(self) -> str:
-        """Append a vector of the gradients of all output elements, followed by a zero."""
+        """Append nodes for a vector of the gradients of all output elements, followed by a zero."""
         parts = []
         for output in self.outputs:
             if not self.is_differentiable(output):
@@ -212,7 +212,7 @@ class DifferentiatedNode:
         return self.call("Concat", *parts, self.like([0], first), axis=0)
 
     def gathered(self, gradients: str, sources: Array, name: str) -> str:
-        """Append the gradient of an input whose elements are copied to the outputs.
+        """Append nodes for the gradient of an input whose elements are copied to the outputs.
 
         The gradient of an element is the sum of the gradients of its copies.
 

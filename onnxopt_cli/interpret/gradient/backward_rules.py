@@ -82,7 +82,7 @@ class _Windows:
         self.table = np.where(self.inside, table, self.positions)
 
     def columns(self) -> str:
-        """Append the elements in each window as a tensor of shape (N, C, offsets, windows)."""
+        """Append nodes for a tensor (N, C, offsets, windows) of the elements in each window."""
         backward = self.node.backward
         flat = backward.reshaped(self.x, (self.batch, self.channels, self.positions))
         zero = self.node.like(np.zeros((self.batch, self.channels, 1)), self.x)
@@ -90,7 +90,7 @@ class _Windows:
         return self.node.call("Gather", padded, backward.integers(self.table), axis=2)
 
     def scattered(self, columns: str) -> str:
-        """Append, for each element, the sum of its gradients in all windows that contain it.
+        """Append nodes that sum, for each element, the gradients in all windows that contain it.
 
         Args:
             columns: gradients of the elements in each window, (N, C, offsets, windows).
@@ -330,7 +330,7 @@ def _cast_like(node: DifferentiatedNode) -> Sequence[str | None]:
 
 
 def _broadcast(node: DifferentiatedNode, gradients: Sequence[str | None]) -> list[str | None]:
-    """Sum gradients over the axes along which each input was broadcast to the output's shape."""
+    """Append sums of gradients over the axes along which each input was broadcast."""
     shape = node.shape(node.outputs[0])
     return [
         gradient and node.reduced(gradient, shape, name)
@@ -543,7 +543,7 @@ class _Reduction:
         self.count = prod(self.shape[axis] for axis in self.axes)
 
     def spread(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs if that of x is constant along the reduced axes.
+        """Return the gradients of the inputs if the gradient of x is constant along reduced axes.
 
         Args:
             name: the gradient of x, with length 1 along the reduced axes.
@@ -668,7 +668,7 @@ def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> lis
 
 
 def _numbered_outputs(node: DifferentiatedNode, operands: Sequence[Array | None]) -> Array:
-    """Return the elements of all differentiable outputs for numbered operands, as one vector."""
+    """Return one vector of the elements of all differentiable outputs, for numbered operands."""
     outputs = node.outputs_for(operands)
     parts = [
         np.asarray(output, np.float64).reshape(-1)

@@ -6,9 +6,9 @@ node are the values of ``xs`` and ``zs`` at which the function is differentiated
 elements, their sum is differentiated.
 
 Operators without a rule of differentiation are first replaced by primitive nodes. For Gelu and for
-normalizations, this module contains the primitive nodes. They compute the variance as the mean
-square of the difference from the mean. All other operators without a rule are replaced by the
-function bodies that ONNX publishes.
+normalizations, this module contains the primitive nodes. Those of normalizations compute the
+variance as the mean square of the difference from the mean. All other operators without a rule are
+replaced by the function bodies that ONNX publishes.
 """
 
 from __future__ import annotations
@@ -131,12 +131,12 @@ def node_inputs(node: onnx.NodeProto) -> list[str]:
 def nodes_before(
     names: Sequence[str], producers: Mapping[str, onnx.NodeProto], stop: Sequence[str] = ()
 ) -> list[onnx.NodeProto]:
-    """Return the nodes on which given tensors depend, in topological order.
+    """Return, in topological order, the nodes on which given tensors depend.
 
     Args:
         names: the tensors.
         producers: for each computed tensor, the node that computes it.
-        stop: tensors whose dependencies are not followed, unless the tensors are in ``names``.
+        stop: tensors whose dependencies are followed only if the tensors are in ``names``.
 
     Raises:
         NodeError: if nodes depend on each other.

@@ -160,7 +160,7 @@ class Symbol(Joining):
     weak: bool = False
 
     def applied(self, _function: Any, row: Row, inputs: Sequence[Any]) -> Any:
-        """Record a NumPy function."""
+        """Record the nodes of a NumPy function of symbols, and return its result."""
         return _record(self.recorder, row, inputs)
 
     def __bool__(self) -> NoReturn:

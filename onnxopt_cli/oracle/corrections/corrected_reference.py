@@ -46,8 +46,8 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: The rounding of a number that is interpolated between integers. The specification does not define
-#: it. If the number differs from an integer by less than the tolerance, it becomes that integer.
+#: The rounding of a number that is interpolated between integers, which the specification does not
+#: define. A number that differs from an integer by less than the tolerance becomes that integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: These modules are imported only to register their corrections.
@@ -102,7 +102,7 @@ def operators() -> list[type]:
             return ((powers ** (1 / p)).astype(x.dtype),)
 
     class GridSample(OpRun):
-        """GridSample of every version, computed for all points at once."""
+        """GridSample of every version, computed for all points together."""
 
         def _run(
             self, x: Array, grid: Array, mode: str, padding_mode: str, align_corners: int
@@ -341,7 +341,7 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction along ``axis``; in early versions, along all axes from ``axis`` on."""
+    """Return a correction that computes along ``axis``, or in early versions from ``axis`` on."""
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis
@@ -438,7 +438,7 @@ def fast_loss(
     reduction: str = "mean",
     ignore_index: Any = None,
 ) -> tuple[Any]:
-    """Look up all targets at once, and exclude ignored targets from the mean.
+    """Look up all targets together, and exclude ignored targets from the mean.
 
     The reference loops over the targets. If weights are omitted and ``ignore_index`` is -1, the
     reference includes ignored targets in the mean.

@@ -1,4 +1,4 @@
-"""GridSample, computed for all points at once.
+"""GridSample, computed for all points together.
 
 onnx's reference computes one point after the other, and rounds coordinates to float32. In this
 module, coordinates have the type of the grid. Cubic interpolation limits the indices of pixels to
@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import Array
 
-# The number of pixels that are in memory at once.
+# The largest number of pixels in memory at the same time.
 _MAX_PIXELS = 1 << 22
 # Coordinates beyond _FARTHEST are replaced by _FARTHEST, which can be converted to an integer.
 # These coordinates, including infinite ones, are outside of all images.

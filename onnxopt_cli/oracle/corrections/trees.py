@@ -1,4 +1,4 @@
-"""TreeEnsemble with ``post_transform``, evaluated for all samples and trees at once.
+"""TreeEnsemble with ``post_transform``, evaluated for all samples and trees together.
 
 onnx's reference builds Python objects for each tree in each run, and evaluates the samples one by
 one. This module computes the same scores. It also applies ``post_transform``, which the reference
@@ -72,7 +72,7 @@ class _Trees:
         return cls(splits, features, modes, missing, branches, leaves != 0, roots, is_leaf)
 
     def reached(self, x: Array) -> Array:
-        """Return the index of the leaf of each tree that each sample reaches.
+        """Return, for each sample and each tree, the index of the leaf that the sample reaches.
 
         Raises:
             ValueError: if a sample reaches no leaf, because the nodes form a cycle.

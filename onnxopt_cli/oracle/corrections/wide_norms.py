@@ -47,7 +47,10 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
 
 
 def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
-    """Scale each line to elements of at most 1, which leaves the normalized elements unchanged."""
+    """Return the outputs for lines that are scaled to elements of at most 1.
+
+    The scaling does not change the normalized elements.
+    """
     exponents = np.frexp(np.abs(x).max(axis=axis, keepdims=True, initial=0.0))[1]
     return compute(np.ldexp(x, -exponents))
 

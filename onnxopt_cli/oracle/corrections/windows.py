@@ -1,4 +1,4 @@
-"""Corrections of convolutions and pools, computed for all windows at once.
+"""Corrections of convolutions and pools, which compute all windows together.
 
 onnx's reference loops over the elements of each window. In an estimate, these loops would take most
 of the time. The reference also has errors. It marks padding by NaN, and therefore ignores a NaN in
@@ -22,9 +22,9 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
-# The number of bytes of a convolution's windows that are in memory at once.
+# The largest number of bytes of windows of a convolution in memory at the same time.
 _MAX_WINDOW_BYTES = 1 << 27
-# The number of bytes of a pool's windows that are copied at once. The number is small, so that the
+# The largest number of bytes of windows of a pool in one copy. The number is small, so that the
 # copies stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
 # If there are at most this number of windows, one call adds all their elements. A separate call for
@@ -42,7 +42,7 @@ def fast_columns(
     strides: Sequence[int],
     dilations: Sequence[int] | None = None,
 ) -> tuple[Array, tuple[int, ...]]:
-    """Return the windows of a convolution as columns (``im2col``), and their number per axis."""
+    """Return the windows of a convolution as columns (``im2col``), and the windows per axis."""
     rank = len(kernel_shape)
     dilation = np.array(dilations or [1] * rank)
     extent = (np.array(kernel_shape) - 1) * dilation + 1
@@ -139,7 +139,7 @@ def _images_of_columns(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> tuple[Array]:
-    """Sum the columns of all images and channels at once."""
+    """Sum the columns of all images and channels together."""
     ones = [1] * len(image_shape)
     places = prod(block_shape.tolist())
     channels = data.shape[1] // max(1, places)
@@ -162,7 +162,7 @@ def summed_columns(
     pads: Sequence[int],
     strides: Sequence[int],
 ) -> Array | None:
-    """Sum columns into images: ``col2im``.
+    """Return images whose elements are sums of elements of columns: ``col2im``.
 
     Args:
         columns: the elements of all windows. The second-to-last axis is the place within a window,
@@ -184,7 +184,7 @@ def summed_columns(
     images = columns.shape[:-2]
     padded = np.zeros((*images, *sizes), columns.dtype)
     if prod(images) * columns.shape[-1] > _FEW_WINDOWS:
-        # Elements at the same place within their windows are added at once.
+        # One addition adds all elements that have the same index within their windows.
         for index, place in enumerate(np.ndindex(*kernel_shape)):
             start = np.array(place) * dilation
             target: Any = (..., *map(slice, start, start + stride * count, stride))
@@ -350,7 +350,7 @@ def _bilinear(images: Array, y: Array, x: Array) -> Array:
 
 
 def _strided_windows(padded: Array, extent: Array, stride: Array, dilation: Array) -> Array:
-    """Return all windows.
+    """Return all windows of padded images.
 
     The spatial axes of the result index the windows. The same number of additional axes index the
     elements within a window.
@@ -413,7 +413,10 @@ class _Geometry:
         return np.concatenate(parts, axis=axis)
 
     def counts(self, *, padding: bool) -> Array:
-        """Count the elements of each window in the input or, if ``padding``, in its padding."""
+        """Count the elements of each window that lie in the input.
+
+        If ``padding`` is set, elements in the padding of the input are counted as well.
+        """
         counted = [
             inside[start].sum(axis=-1)
             for inside, start in zip(self._inside(padding=padding), self._elements(), strict=True)
@@ -421,12 +424,18 @@ class _Geometry:
         return np.asarray(reduce(np.multiply.outer, counted))
 
     def within(self, *, padding: bool) -> Array:
-        """Return a mask of window elements in the input or, if ``padding``, in its padding."""
+        """Return a mask of window elements that lie in the input.
+
+        If ``padding`` is set, elements in the padding of the input are included.
+        """
         inside = np.asarray(reduce(np.logical_and.outer, self._inside(padding=padding)))
         return self.windows(inside)
 
     def _inside(self, *, padding: bool) -> list[Array]:
-        """Return, for each axis, a mask of indices in the input or, if ``padding``, its padding."""
+        """Return, for each axis, a mask of indices that lie in the input.
+
+        If ``padding`` is set, indices in the padding of the input are included.
+        """
         first = np.zeros_like(self.front) if padding else self.front
         end = self.front + self.size + (self.back if padding else 0)
         return [

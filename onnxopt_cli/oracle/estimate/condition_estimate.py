@@ -420,7 +420,7 @@ def _evaluate_stable_bodies(
     shared: SharedState,
     accumulation: tuple[str, NodeKind] | None,
 ) -> list[Evaluation]:
-    """Evaluate stable published bodies; return an empty list if no operator has one."""
+    """Evaluate stable published bodies of a model; return an empty list if no operator has one."""
     if not WINDOWS.keys().isdisjoint(operator_names(model)) and len(model.graph.node) == 1:
         # The error scale of a window operator already includes the roundings of the published body.
         return []
@@ -578,7 +578,7 @@ def _with_flushed_inputs(
     encountered: set[str],
     outputs: list[ConditionedOutput],
 ) -> list[ConditionedOutput]:
-    """Accept the outputs of a device that flushes subnormal inputs to zero."""
+    """Return outputs that also accept those of a device that flushes subnormal inputs to zero."""
     flushed = {name: flushed_value(value) for name, value in inputs.items()}
     if all(value is inputs[name] for name, value in flushed.items()):
         return outputs

@@ -159,7 +159,7 @@ class Evaluation:
 
     @cached_property
     def movements(self) -> list[tuple[Array, Array]]:
-        """Each perturbed output, with the distances of its elements from the exact ones."""
+        """For each perturbed run, the distances from the exact output, and the perturbed output."""
         return [*_distances(self.perturbed, self.exact)]
 
 
@@ -181,7 +181,7 @@ def expected_output(evaluations: Sequence[Evaluation]) -> ConditionedOutput:
 def _discrete_values(
     evaluations: Sequence[Evaluation], native: Array
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield the value of a discrete output, then each other value to which roundings lead."""
+    """Yield the value of a discrete output, then each other value that perturbed runs return."""
     values: list[Array] = []
     for evaluation in evaluations:
         for value in (evaluation.native, evaluation.exact, *evaluation.perturbed):
@@ -260,7 +260,7 @@ def _float_output(
 
 
 def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
-    """Yield accepted infinities beside finite results, and finite numbers beside infinite results.
+    """Yield infinities accepted for finite results, and numbers accepted for infinite results.
 
     If the tolerance of a finite result reaches beyond the largest finite number, an infinity is
     accepted, because accepted numbers are rounded to infinity. If a result beyond the largest
@@ -404,7 +404,7 @@ def _alternative_value(
 
 
 def with_lowest_scores(conditioned_output: ConditionedOutput) -> ConditionedOutput:
-    """Accept the lowest finite number in place of -inf for a masked score."""
+    """Return an output that accepts the lowest finite number in place of -inf for masked scores."""
     for expected, tolerance in conditioned_output.right[:1]:
         masked = np.isneginf(expected) if expected.dtype in ROUNDOFF else np.zeros(1)
         if masked.any():

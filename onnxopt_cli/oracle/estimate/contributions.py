@@ -303,7 +303,7 @@ def _largest_shares(
 
 
 def _movement(moved: Any, exact: Any) -> Array | None:
-    """Return the differences between the elements of a moved and an exact output, as a vector.
+    """Return a vector of the differences between a moved output and an exact output.
 
     A complex difference is replaced by its magnitude with the sign of its real part. The result is
     None if the output is discrete or empty, or if its shape has changed.

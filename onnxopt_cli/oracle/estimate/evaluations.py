@@ -349,7 +349,7 @@ def _float_tensors(values: Sequence[Any]) -> list[Array]:
 def _run_with_range_events(
     native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
 ) -> list[Any]:
-    """Run a model with a visitor, and replace the events of earlier runs by those of this run."""
+    """Return the outputs of a run, and replace the contents of ``events`` by its range events."""
     events.clear()
 
     def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:

@@ -37,7 +37,7 @@ _NOT_KEPT = object()
 
 
 class _CannotResumeError(Exception):
-    """Raised if a run executes other nodes than the first run, or reads a value not kept."""
+    """Raised if a run executes other nodes than the first run, or reads a discarded value."""
 
 
 @runtime_checkable
@@ -92,9 +92,9 @@ class SharedPrefix:
 
     @classmethod
     def of(cls, model: onnx.ModelProto, changed: Mapping[str, Collection[str]]) -> SharedPrefix:
-        """Return the boundaries of a model's reformulations.
+        """Return an object that records the boundaries of a model's reformulations.
 
-        No reformulation has a boundary if a visitor does not see all values that the operators of
+        The object records no boundary if the visitor does not see all values that the operators of
         the model read.
 
         Args:
