@@ -320,7 +320,7 @@ def draw_generated(source: Source, operator: str) -> GeneratedExample:
         node = draw(source.choice(schemas(operator)), source)
         valid = _is_valid(node)
     except OSError:
-        # As above.
+        # The system allows no more processes or open files.
         raise
     except Unsuitable:
         valid = False

@@ -191,8 +191,8 @@ def drive(
 
     mixed = blake2b(f"{task.seed}/{number}".encode(), digest_size=8).digest()
     seed = hypothesis.seed(int.from_bytes(mixed, "big"))
-    # hypothesis.seed disables the database. The settings are applied afterwards, and enable it
-    # again.
+    # hypothesis.seed disables the database. The settings are applied afterwards, and enable the
+    # database again.
     with_examples: Callable[[Any], Any] = hypothesis.given(
         examples(operators, generated, task.single_nodes, task.graphs)
     )
@@ -228,8 +228,8 @@ def _undisturbed(folder: Path) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         stack.callback(set_hypothesis_home_dir, None)
         set_hypothesis_home_dir(folder)
-        # Some versions of hypothesis draw no constants from source code. They lack the patched
-        # names.
+        # Some versions of hypothesis draw no constants from source code. These versions lack the
+        # patched names.
         with suppress(ImportError, AttributeError):
             providers: Any = import_module("hypothesis.internal.conjecture.providers")
             provider, none = providers.HypothesisProvider, providers.Constants()

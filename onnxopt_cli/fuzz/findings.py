@@ -277,8 +277,8 @@ class Findings:
 
         Args:
             finding: a finding without an explanation.
-            similar: other failures of the kind. The first of them that has the same descriptions as
-                the finding must also be reproduced by the explanation.
+            similar: other failures of the kind. The explanation must also reproduce the first of
+                these failures that has the same descriptions as the finding.
             seconds: time limit of the search for an explanation; 0 to skip the search.
         """
         explained = replace(finding, explanation=self._explanation(finding, similar, seconds))

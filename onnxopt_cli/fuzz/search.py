@@ -86,7 +86,8 @@ _MAX_SHRINK_ATTEMPTS = 300
 _MIN_EXPLAIN_SECONDS = 1.0
 #: The largest number of failures of earlier runs that are replayed.
 _MAX_REPLAYED_FAILURES = 1000
-#: The elements of a tensor are split into this number of parts. Each part is tried alone.
+#: The elements of a tensor are split into this number of parts. For each part, an example that
+#: contains only this part is tried.
 _ELEMENT_PARTS = 8
 
 

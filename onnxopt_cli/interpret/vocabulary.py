@@ -93,7 +93,7 @@ class Level(IntEnum):
     """Levels of operands. An operation is performed at the highest level of its operands."""
 
     NUMBER = 0  # attributes and literals, which are exact and take the type of other operands
-    SCALAR = 1  # results of R and T alone, shared by all tensors
+    SCALAR = 1  # computed only from R and T, and shared by all tensors
     TENSOR = 2
 
 
@@ -125,11 +125,11 @@ OF_NOTHING: Mapping[Callable[..., Any], float] = {
     np.mean: math.nan,
 }
 
-#: The precision of attributes and literals, which are converted to the type of the other operands.
-#: If an expression contains only attributes, its error is computed for float32. When the type of
-#: the other operand is known, the error is scaled.
+#: The precision of attributes and literals, which are converted to the type of the operands with
+#: which they are combined. If an expression contains only attributes, its error is computed for
+#: float32. When the expression is combined with an operand of a known type, the error is scaled.
 UNTYPED = Precision(Level.NUMBER, 2.0**-24, 0.0, math.inf, None)
-#: The precision of an expression of attributes alone that contains an undecided choice. Its error
+#: The precision of an expression that contains only attributes and an undecided choice. Its error
 #: includes the distance between the two branches, so it must not be scaled to another type. The
 #: unit roundoff is slightly larger than that of UNTYPED, so that CHOSEN is the coarser of the two
 #: precisions.

@@ -32,8 +32,8 @@ from onnxopt_cli.operators.call import (
 )
 from onnxopt_cli.operators.operator import AttributeValue, Operator
 
-#: Relative tolerance by item size. It is far larger than the error of a correct formula that is
-#: computed in another order in the wide type and rounded once.
+#: Relative tolerance by item size. The tolerance is far larger than the error of a correct formula
+#: that is computed in another order in the wide type and rounded once.
 _RTOL = {4: 1e-5, 8: 1e-9}
 #: An example is clear if its relative difference is at least _CLEAR_DIFFERENCE. The smallest clear
 #: example is preferred.

@@ -664,7 +664,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
     """
 
     def compute(call: Call[Array]) -> list[Array]:
-        # Attributes are float32, and expressions of attributes alone are float32 as well.
+        # Attributes are float32, and so are expressions that contain only attributes.
         exact = call.apply(lambda scalar: widen(scalar.reshape(())), widen, np.float32)
         promoted = call.apply(_branching, _branching, np.float32)
         return [

@@ -193,7 +193,8 @@ def node_mutants(
     return tuple(mutants.values())
 
 
-# The values that a string attribute may have, by operator and attribute or only by attribute.
+# The values that a string attribute may have. The key names an operator and an attribute or, if the
+# values do not depend on the operator, only an attribute.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
     "reduction": ("none", "mean", "sum"),

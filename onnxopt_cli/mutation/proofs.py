@@ -120,7 +120,7 @@ def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
 
 
 def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition: the first group of the match must be one of the given names of inputs."""
+    """Return a condition: the first group of the match must be in ``names``, names of inputs."""
 
     def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         is_input = any(formal.name == match[1] for formal in schema.inputs)
@@ -130,7 +130,7 @@ def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[s
 
 
 def _named(*op_types: str) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition: the operator must have one of the given names."""
+    """Return a condition: the name of the operator must be one of ``op_types``."""
     return lambda schema, _: schema.name in op_types
 
 

@@ -63,7 +63,7 @@ _MAX_REMEMBERED = 10_000
 _TOOK_LONG = f"took more than {TIME_SECONDS} seconds"
 # The first byte of a helper's response. It states whether onnx accepted the model.
 _ACCEPTED, _REFUSED = b"+", b"-"
-# The program of a helper that is not forked; it registers the same operators.
+# The program of a helper that is not forked. The program registers the operators of this process.
 _PROGRAM = (
     "import sys; descriptor, *sys.path = sys.argv[1:]; "
     "from onnxopt_cli.operators.registry import registry; registry().register_schemas(); "

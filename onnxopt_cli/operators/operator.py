@@ -241,11 +241,10 @@ class Attribute:
 class Operator:
     """An operator: its formula, and the signature of its nodes.
 
-    A node may update several tensors at once. The operands of each updated tensor, such as X, G, V
-    and H, form a group. The inputs of a node begin with the scalars. The scalars are followed by
-    one tensor per group for the first name in ``tensors``, then by one tensor per group for the
-    second name, and so on. Likewise, the outputs are one tensor per group for each name in
-    ``outputs``.
+    A node may update several tensors. The operands of each updated tensor, such as X, G, V and H,
+    form a group. The inputs of a node begin with the scalars. The scalars are followed by one
+    tensor per group for the first name in ``tensors``, then by one tensor per group for the second
+    name, and so on. Likewise, the outputs are one tensor per group for each name in ``outputs``.
 
     An output with the element type and shape of a scalar is *carried* from group to group. The node
     has one such output. Its value for one group is the scalar for the next group.

@@ -20,8 +20,8 @@ _BODY = "onnxopt.body"
 #: subtract. Their bodies are expanded as well.
 CALLED = ("Elu", "HardSigmoid", "LogSoftmax")
 # Operators whose bodies compute the variance as E(X^2) - E(X)^2, with a relative error of
-# u (mean / deviation)^2. This error is large even if the condition is good, so the bodies are not
-# accepted.
+# u (mean / deviation)^2. This error is large even for well-conditioned inputs, so the bodies are
+# not accepted.
 _UNSTABLE = frozenset({"GroupNormalization", "LayerNormalization", "MeanVarianceNormalization"})
 # Operators whose published bodies contain a subtraction. In a graph of several nodes, only these
 # bodies are expanded.

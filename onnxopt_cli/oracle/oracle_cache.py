@@ -52,7 +52,7 @@ class OracleCache:
             self._cache.put(key, b"".join(values.message({"outputs": described})))
 
     def close(self) -> None:
-        """Keep the new estimates for later runs."""
+        """Write the new estimates to the cache, for later runs."""
         self._cache.close()
 
 

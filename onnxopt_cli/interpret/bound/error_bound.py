@@ -1,13 +1,13 @@
 """The error bound of a formula: for each element, a bound on the error of reasonable evaluations.
 
 A reasonable evaluation computes the formula in any order without additional cancellation, and
-rounds to the types of the tensors or to wider types. Expressions of R and T alone may be computed
-in the type of R or in that of the tensors, whichever is coarser. Thus ``1 - beta**T`` may be the
-difference of 1 and a rounded power. If beta**T is close to 1, few bits of the difference are
-correct. For example, with R in float32, beta = 0.9999 and T = 3, the relative error of the
-difference is 1e-4. If R is float32, no bound can therefore reject an implementation that rounds the
-power to float32 by mistake. A case in which R and the tensors are double can reject such an
-implementation.
+rounds to the types of the tensors or to wider types. Expressions with no operands except R and T
+may be computed in the type of R or in that of the tensors, whichever is coarser. Thus ``1 -
+beta**T`` may be the difference of 1 and a rounded power. If beta**T is close to 1, few bits of the
+difference are correct. For example, with R in float32, beta = 0.9999 and T = 3, the relative error
+of the difference is 1e-4. If R is float32, no bound can therefore reject an implementation that
+rounds the power to float32 by mistake. A case in which R and the tensors are double can reject such
+an implementation.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class DifferentiatedNode:
         return product
 
     def zeros(self, name: str) -> str:
-        """Add a constant of zeros with the shape and type of a tensor of the graph."""
+        """Add zeros with the shape and type of a tensor of the graph; return the name."""
         return self.like(np.zeros(self.shape(name)), name)
 
     def reduced(self, gradient: str, shape: Sequence[int], name: str) -> str:

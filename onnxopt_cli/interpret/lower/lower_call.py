@@ -333,7 +333,7 @@ class Recorder:
         weak: bool = False,
         **attributes: Any,
     ) -> Symbol:
-        """Return the output of a node, which is recorded unless an equal node exists.
+        """Record a node if no equal node exists, and return the output of the recorded node.
 
         Args:
             op_type: the operator.
@@ -356,7 +356,7 @@ class Recorder:
         return Symbol(self, node.name, dtype or inputs[0].dtype, shape, weak=weak)
 
     def constant(self, value: Array) -> Symbol:
-        """Return a constant, which is recorded unless an equal constant exists."""
+        """Record a constant if no equal constant exists, and return the recorded constant."""
         tensor = numpy_helper.from_array(value)
         return self.node("Constant", dtype=value.dtype, shape=value.shape, value=tensor)
 

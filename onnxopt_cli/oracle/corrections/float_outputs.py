@@ -25,7 +25,7 @@ _LEAST_DIVISOR = 1e-30
 
 def in_single(x: Array) -> Array:
     """Return numbers as float32 or, in a model that is computed in double, as doubles."""
-    # In a model that is computed in double, float32 is an alias of float64 in that module.
+    # While a model is computed in double, the name float32 of op_svm_helper's NumPy means float64.
     names = reference_modules().aionnxml.op_svm_helper.np
     return x.astype(names.float32)
 

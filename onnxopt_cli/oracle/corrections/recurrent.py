@@ -92,7 +92,7 @@ def _by_head(x: Array, heads: int) -> Array:
 def recurrent_operators() -> list[type]:
     """Return the classes of RNN, GRU and LSTM, for every version.
 
-    A node runs on onnx's reference if the reference supports all its attributes and inputs.
+    A node runs on onnx's reference if the reference supports all attributes and inputs of the node.
     """
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import op_gru, op_lstm, op_rnn

@@ -1,8 +1,8 @@
 """Corrections of operators of texts.
 
 The string types of NumPy have a fixed length, and drop null characters at the end of a text. The
-reference uses them in the functions that this module replaces. Arrays of Python objects keep all
-characters of a text.
+reference uses these string types in the functions that this module replaces. Arrays of Python
+objects keep all characters of a text.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _svm_classes(node: Any, original: Any, x: Array, **kwargs: Any) -> tuple[Arr
 def _with_whole_labels(
     node: Any, original: Any, *args: Any, classlabels_strings: Any = None, **kwargs: Any
 ) -> tuple[Array, Array]:
-    """Append a character to each label, so that NumPy keeps null characters at its end."""
+    """Append a character to each label, so that NumPy keeps null characters at the label's end."""
     stated = classlabels_strings and [label + _LAST for label in classlabels_strings]
     labels, scores = original(node, *args, classlabels_strings=stated, **kwargs)
     if stated:

@@ -1,17 +1,17 @@
 """The share of each node in the tolerance or the error of a model's outputs.
 
 To first order, roundings move an output by the sum of c_i over all nodes i, where c_i is the
-movement that the roundings of node i alone cause. Run k multiplies the roundings of node i by a
-random sign s_ik. The output then moves by
+movement that the roundings of node i cause if no other node rounds. Run k multiplies the roundings
+of node i by a random sign s_ik. The output then moves by
 
     y_k = sum_i s_ik c_i
 
 The mean over k != l of s_ik s_il <y_k, y_l> estimates |c_i|^2, for all nodes from the same runs.
-For each node with one of the largest estimates, a further run injects the roundings of this node
-alone and measures c_i. The share of a node is |c_i|^2 / sum_j |c_j|^2.
+For each node with one of the largest estimates, a further run injects only the roundings of this
+node, and measures c_i. The share of a node is |c_i|^2 / sum_j |c_j|^2.
 
-For the error of a backend, c_i is the movement that the error of the backend in node i alone
-causes.
+For the error of a backend, c_i is the movement that the error of the backend in node i causes if
+the backend has no error in other nodes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from onnxopt_cli.oracle.widen import is_wide, widened_value
 
 # The number of runs. The standard deviation of an estimate is sqrt(2) / 12 of the total.
 _RUNS = 12
-# The largest number of nodes whose roundings are injected alone in a further run, for all outputs
-# together.
+# The largest number of nodes, in total over all outputs, for which a further run injects only the
+# roundings of the node.
 _MAX_ALONE = 4
 _SEED = 42
 

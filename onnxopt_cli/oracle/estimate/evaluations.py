@@ -253,7 +253,7 @@ def evaluate_model(
 def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> VisitedNode:
     """Describe a node that ran in the model's own types, with the unit roundoff of these types."""
     before, after = coarsest_roundoff(operands), coarsest_roundoff(outputs)
-    # The input R of a training operator, and values that depend on R alone, may be float32 although
+    # The input R of a training operator, and values that depend only on R, may be float32 although
     # the tensors are doubles.
     mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before

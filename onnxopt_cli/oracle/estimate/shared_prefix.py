@@ -265,5 +265,5 @@ def _require_kept(values: Sequence[Any]) -> None:
 
 
 def _is_small(value: Any) -> bool:
-    """Return whether a value is always kept: it is a small array, or not an array."""
+    """Return whether a value is always kept, because it is a small array or not an array."""
     return not isinstance(value, np.ndarray | Stacked) or value.nbytes <= _SMALL_BYTES

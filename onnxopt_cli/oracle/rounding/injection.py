@@ -1,8 +1,9 @@
 """Roundings injected at the nodes of a model that runs in double.
 
-:class:`SiteRecorder` visits the exact run and records a :class:`RoundingSite` for each node. A site
-holds the kind of the node, the unit roundoff u of its types, and the scale s of its absolute error.
-:class:`Injector` visits a perturbed run. At each site, it moves the operands x and the outputs y:
+The exact run of the model injects no roundings; perturbed runs inject them. :class:`SiteRecorder`
+visits the exact run and records a :class:`RoundingSite` for each node. A site holds the kind of the
+node, the unit roundoff u of its types, and the scale s of its absolute error. :class:`Injector`
+visits a perturbed run. At each site, it moves the operands x and the outputs y:
 
     x (1 + theta u_x),    u_x = u max(1, sqrt(n) / 4) in sums of n terms
     y + theta u (|y| + s)

@@ -77,8 +77,8 @@ _DIGITS, _SINGLE_ROUNDOFF = 24, 2.0**-24
 # The error of Winograd's algorithm is computed for at most this number of output channels in a
 # group.
 _MAX_CHANNELS = 16
-# Tiles extend along at most this number of axes, the last ones. Elements along other axes are
-# summed like channels.
+# Tiles extend along at most this number of axes, the last ones. Elements along all other axes of
+# space are summed like channels.
 _TILED_AXES = 2
 # The rows and columns of a matrix are balanced this number of times. The number is limited, because
 # balancing does not converge if every product of the determinant contains a zero.
@@ -182,8 +182,8 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
         # It is unknown which borders are cut off, so the largest error is used.
         error = error.max(tuple(range(2, error.ndim)), keepdims=True)
     fourier_error = convolution.fourier_error()[(...,) + (None,) * rank]
-    # Scales are stored as float32: the scales of all nodes are in memory at once, and few digits
-    # matter.
+    # Scales are stored as float32: the scales of all nodes are in memory at the same time, and few
+    # digits matter.
     scale = np.maximum(fourier_error, error).astype(np.float32)
     return np.broadcast_to(scale, output.shape)
 

@@ -171,7 +171,7 @@ def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
         part = slice(block[0], block[-1] + 1)
         sums.add(a[..., part] @ (b[part] if b.ndim == 1 else b[..., part, :]), len(block))
     factor = abs(attributes["alpha"].f) if "alpha" in attributes else 1.0
-    # Scales are stored as float32, because the scales of all nodes are in memory at once.
+    # Scales are stored as float32, because the scales of all nodes are in memory at the same time.
     scale = (factor * sums.scale).astype(np.float32)
     return scale if scale.any() else 0.0
 
