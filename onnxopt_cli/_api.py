@@ -662,7 +662,7 @@ def add_operators(*paths: Path | str) -> list[Operator]:
 def directories(
     cases: Sequence[Case], interruption: Interruption
 ) -> Iterator[tuple[Case, dict[str, bytes]]]:
-    """Yield each case with the files of its test directory, as contents by relative path.
+    """Yield each case, and the files of its test directory: their contents by relative path.
 
     If a case stores no outputs, the formula or onnx's reference computes them.
 

@@ -16,8 +16,8 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Metavars of parameters that are declared as text, but whose values may be a path, or may end in
-# "=" and a path.
+# Metavars of parameters that are declared as text, but accept a path, or a text that ends in "="
+# and a path.
 _PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
 

@@ -247,7 +247,7 @@ def guard_streams() -> None:
 
 
 def silence_output() -> _Stream | None:
-    """Ignore future errors of standard output, so that the command can write its files."""
+    """Ignore further errors of standard output, and return its :class:`_Stream`, if any."""
     output = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if not isinstance(output, _Stream):
         return None

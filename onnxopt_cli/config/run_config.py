@@ -369,7 +369,7 @@ class Judging(Settings):
         rtol: relative tolerance; None for the tolerances of the cases.
         atol: absolute tolerance; None for the tolerances of the cases.
         ulp: distance in ulp; None for the tolerances of the cases.
-        error_bound: multiple of the error bound that a derived tolerance allows.
+        error_bound: the ratio of a derived tolerance to the error bound.
         signed_zeros: whether 0.0 and -0.0 differ.
         examine: whether elements that are bitwise equal to their expected values can also count as
             inconclusive. ``examine`` has no option of its own; ``--verbose`` sets it to true.

@@ -311,7 +311,7 @@ class ValueReader:
         self._place = self._values = 0
 
     def take(self, count: int) -> memoryview:
-        """Return the next bytes.
+        """Return the next ``count`` bytes.
 
         Raises:
             ProtocolBreach: if fewer than ``count`` bytes remain.

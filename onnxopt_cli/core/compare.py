@@ -170,7 +170,7 @@ def largest_share(
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Settings of the comparison of an output."""
+    """The settings with which one output is compared."""
 
     tolerance: Tolerance
     worst: int
@@ -227,7 +227,7 @@ def _compare_tensors(name: str, expected: Array, actual: Array, options: _Option
         known_share = _known_share(tolerance, flat_expected, flat_actual)
 
     def judged(block: slice) -> _Elements | None:
-        """Judge the elements of a block that are not bitwise equal."""
+        """Return the judged elements of a block that differ bitwise; None if no element differs."""
         places = np.arange(block.stop - block.start)
         if not examine_all:
             places = _differing(flat_expected[block], flat_actual[block])
@@ -265,9 +265,9 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     """Return the tolerance that applies to values of a dtype; None if values must be equal.
 
-    Strings must be equal unless they are texts of floats. Booleans must be equal unless the
-    tolerance is conditioned. Integers must be equal unless the tolerance is conditioned, or the
-    case states a tolerance for this output.
+    The following values must be equal: strings that are not texts of floats; booleans, if the
+    tolerance is not conditioned; and integers, if the tolerance is not conditioned and the case
+    states no tolerance for this output.
     """
     kind = kind_of(expected.dtype)
     if kind is NumberKind.STRING:
@@ -293,7 +293,7 @@ class _Elements:
         actual: actual values.
         distance: absolute distances, float64.
         size: magnitudes of the expected values, float64.
-        steps: distances in ulp; None unless the dtype is a float.
+        steps: distances in ulp; None if the dtype is not a float.
         limit: largest allowed distances.
         inconclusive: number of elements whose limits are too large to judge them.
         labels: for each element, the label of the accepted result that is nearest; empty for the

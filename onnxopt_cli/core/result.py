@@ -238,7 +238,7 @@ class Element:
         actual: a Python number, bool or string.
         absolute: ``|actual - expected|``; may be inf or nan.
         relative: ``absolute / |expected|``; inf if ``expected`` is zero and ``absolute`` is not.
-        ulp: distance in representable values of the dtype; None unless the dtype is a float.
+        ulp: distance in representable values of the dtype; None if the dtype is not a float.
         limit: the largest allowed absolute error; None if the tolerance has no absolute limit.
         wrong: True if the tolerance rejects the element.
     """
@@ -266,7 +266,7 @@ class Diff:
         mismatches: number of elements that the tolerance rejects.
         max_absolute: largest ``|actual - expected|``; inf if only one of the two values is finite.
         max_relative: largest ``|actual - expected| / |expected|``.
-        max_ulp: largest distance in representable values; None unless the dtype is a float.
+        max_ulp: largest distance in representable values; None if the dtype is not a float.
         needed_rtol: smallest rtol that passes with the tolerance's atol; None if no finite rtol
             passes.
         needed_atol: smallest atol that passes with the tolerance's rtol; None if no finite atol
@@ -280,7 +280,7 @@ class Diff:
             errors are small.
         ulp_counts: a histogram of the distances in representable values. Item ``b`` is the number
             of elements whose distance has ``b`` bits: 0, 1, 2 to 3, 4 to 7, ... An element is not
-            counted if only one of its values is finite. Empty unless the dtype is a float.
+            counted if only one of its values is finite. Empty if the dtype is not a float.
         worst: the elements with the largest errors, worst first.
         accepted: number of elements that agree with an alternative accepted result, by its label.
             Logs omit the field ``accepted``, because the note of a result contains the text of

@@ -102,7 +102,7 @@ def clipped(text: str, longest: int = _MAX_TEXT_CHARS, space: str = " ") -> str:
 
 
 def command_line(words: Iterable[str]) -> str:
-    r"""Return words as a shell command in one line, which is printable.
+    r"""Return words as a printable shell command in one line.
 
     A word with hidden characters is quoted for bash, ksh and zsh: ``$'a\x0a'``.
     """

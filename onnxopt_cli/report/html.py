@@ -137,7 +137,7 @@ def page_parts() -> dict[str, Markup]:
 
 
 def page_environment() -> Environment:
-    """Return the environment for the templates of a report and of the page of ``locate``."""
+    """Return the Jinja environment for the templates of reports and of the page of ``locate``."""
     environment = template_environment("onnxopt_cli.report", "page")
     environment.globals.update(
         anchor=anchor,

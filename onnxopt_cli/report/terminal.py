@@ -60,7 +60,7 @@ _DIRECTION_STYLES = dict(zip(Direction, ("bold red", "green", "dim", "yellow"), 
 _REMARKS = {Standing.UNEXPECTED_PASS: "unexpected", Standing.CHANGED: "changed"}
 # The largest number of rows in the table of causes.
 _MAX_CAUSES = 12
-# The number of last rows in the table of causes that are reserved for frequent causes.
+# The number of rows at the end of the table of causes that are reserved for frequent causes.
 _MAX_FREQUENT_CAUSES = 3
 # The largest number of rows in the summary.
 _MAX_ROWS = 18
@@ -265,7 +265,7 @@ def failure_panel(
 
 
 class _FailurePanel:
-    """A panel; if its title is too long for the border, the title is its first line."""
+    """A panel; a title that is too long for the border becomes the first line of the content."""
 
     def __init__(self, title: Text, parts: Sequence[RenderableType], note: str) -> None:
         self._title, self._parts, self._note = title, parts, note

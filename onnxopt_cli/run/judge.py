@@ -36,8 +36,8 @@ from onnxopt_cli.oracle.expected import Expected
 
 #: If a case is skipped because of a limit of onnxopt, the reason begins with this text.
 LIMIT = "limit of onnxopt: "
-#: The largest total number of bytes and the largest number of a failing case's outputs that are
-#: kept.
+#: The outputs of a failing case are kept if they have at most this number of bytes together, and if
+#: there are at most _KEPT_OUTPUTS of them.
 KEPT_BYTES = 2 << 20
 _KEPT_OUTPUTS = 1000
 _MAX_LISTED_INPUTS = 10
@@ -169,8 +169,8 @@ def _agreement(
     """Return the outcome of compared outputs, a note, and the reason for the outcome, if any.
 
     If outputs within their tolerances have a systematic error, the result is a failure or a note.
-    An element is inconclusive if its tolerance reaches half of its value, unless the backend
-    returned exactly the expected value. If all elements are inconclusive, the case is skipped.
+    An element is inconclusive if its tolerance reaches half of its value, and the backend did not
+    return exactly the expected value. If all elements are inconclusive, the case is skipped.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
         return Outcome.FAIL, note, ""

@@ -147,7 +147,7 @@ class Remote:
 
 
 def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[list[str]]]:
-    """Return the id and file path of each case, and the paths of all files that it needs.
+    """Return each case's id and file path, and the paths of all files that each case needs.
 
     The path is empty for a case of a built-in suite, because each worker has these suites.
     """

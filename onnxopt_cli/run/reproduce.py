@@ -68,8 +68,8 @@ WITHOUT_FORMULA = "without formula"
 MIN_ELEMENTS_ALIKE = 3.0
 # The limits of the process that computes a mistake: seconds and bytes.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# A mistake reproduces a wrong element of a backend if the two differ by at most this share of the
-# element's error.
+# A mistake reproduces a wrong element of a backend if their values of the element differ by at most
+# this share of the backend's error.
 _NEAR_SHARE = 0.02
 # For each mistake that computes in a coarser type than the types of the tensors, the coarser type.
 _COARSE: Mapping[str, np.dtype[Any]] = {

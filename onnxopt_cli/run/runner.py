@@ -94,7 +94,7 @@ class Plan:
         interruption: set when the user interrupts the run.
         vacuity: detects passes that a backend without any computation would also get.
         oracle: returns the expected results.
-        judges: the number of processes that run and judge formulas; 1 for this process alone.
+        judges: the number of processes that run and judge formulas; 1 if only this process does so.
         remote: runs and judges cases on other machines; None to run them on this machine.
     """
 
@@ -193,7 +193,7 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A case that has been submitted to every backend, unless the case is invalid.
+    """A case and its submission to every backend; an invalid case is not submitted.
 
     Attributes:
         case: the case.

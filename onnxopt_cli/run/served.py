@@ -53,7 +53,8 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # The request names a function in another module, which serves the request.
+                    # The request names a function of another module. This function serves the
+                    # request.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()

@@ -567,8 +567,9 @@ def _run_again(
 ) -> Iterator[Result]:
     """Yield each suspect whose outcome may change, with a reason if the outcome is flaky.
 
-    Each suspect runs alone several times. It then runs once more, after the cases that preceded it.
-    If the outcome depends on preceding cases, a search finds the case that changes it.
+    Each suspect first runs several times without other cases, and then once more after the cases
+    that preceded it. If the outcome depends on preceding cases, a search finds the case that
+    changes it.
 
     Args:
         cases: the cases of the run, in order.

@@ -80,7 +80,7 @@ class Accuracy:
         return math.inf if self.not_finite else math.log2(1 + self.max_ulp)
 
     def ulp_within(self, share: float) -> int | None:
-        """Return the smallest distance in ulp that this share of the elements does not exceed.
+        """Return the smallest distance in ulp that a share of the elements does not exceed.
 
         The distance is rounded up to ``2**b - 1``, but not beyond :attr:`max_ulp`. The result is
         None if the share of elements with a finite distance is too small.

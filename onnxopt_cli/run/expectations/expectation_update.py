@@ -190,7 +190,7 @@ class _Update:
         self._add(edit, missing)
         self._apply(edit)
         # An existing entry that names a case by its id takes precedence over a new glob. If a
-        # result is therefore still unexpected, it gets a new entry for its id alone.
+        # result is therefore still unexpected, it gets a new entry that names only its id.
         edit, current = _Edit(self.layer), self._current()
         still_missing = [
             result for result in self.record.results if self._is_unexpected(result, current)

@@ -101,7 +101,7 @@ class FileSnapshot:
         self._unread: set[str] = set()
 
     def see_backends(self, backends: list[str]) -> None:
-        """Record the files of operators, and those of backends before any of their code runs.
+        """Record the files of operators and backends, before any code of a backend runs.
 
         Raises:
             UsageError: if the specification of a backend is invalid.

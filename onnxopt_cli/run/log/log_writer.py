@@ -97,7 +97,7 @@ class LogWriter:
         return writer
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Append a record, unless an earlier record could not be written."""
+        """Append a record; do nothing if an earlier record could not be written."""
         if self.failure:
             return
         line = record_line(record)
