@@ -127,7 +127,7 @@ def extremes(numbers: Collection[int]) -> Sequence[int]:
 
 
 def percent(share: float | None) -> str:
-    """Return a share as text, rounded down."""
+    """Return a text with a share in percent, rounded down; empty without a share."""
     return "" if share is None else f"{int(1000 * share) / 10:.1f} %"
 
 

@@ -41,7 +41,7 @@ _MAX_PROBLEM_CHARS = 300
 
 @dataclass
 class Row:
-    """The check of one adapter."""
+    """A row of the table: the result of checking one adapter."""
 
     name: str
     version: str = ""

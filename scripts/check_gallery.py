@@ -141,7 +141,7 @@ def check_runtime(runtime: TestedRuntime, backend: str) -> tuple[str, list[Check
 
 
 def lines(runtime: TestedRuntime, version: str, checked: Sequence[CheckedRow]) -> Iterator[str]:
-    """Yield a line for each row."""
+    """Yield a line of text for each checked row of a runtime."""
     for row, state, seen in checked:
         where = f" in {version}" if state is DefectState.FIXED else ""
         expected = described(row, row.wrong)

@@ -92,7 +92,7 @@ class Counts:
         return self.detected[kind] / max(1, self.elements[kind])
 
     def add(self, output: ConditionedOutput, right_values: list[Array]) -> None:
-        """Count the elements of an output."""
+        """Add the elements of an output to the counts."""
         expected, limit = output.right[0]
         exact = expected.astype(np.float64)
         size = np.abs(exact)
@@ -130,7 +130,7 @@ class FormCounts:
         self.passing: Counter[str] = Counter()
 
     def add(self, output: ConditionedOutput, right_values: list[Array]) -> None:
-        """Count the elements of an output."""
+        """Add the elements of an output to the counts."""
         expected, limit = output.right[0]
         exact = expected.astype(np.float64)
         size = np.abs(exact)

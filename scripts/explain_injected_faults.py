@@ -127,7 +127,7 @@ def attribute_condition(operator: Operator, random: Random) -> Condition:
 
 
 def count_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw a condition that limits T."""
+    """Draw a condition that limits the operand T to certain values."""
     k = random.choice((0, 1, 2, 3, 10, 1000, 2**24, 2**31, -1))
     if k <= 0:
         return f"T <= {k}", lambda call, _: int(call.scalars[-1].item()) <= k

@@ -625,7 +625,7 @@ FUSION_FAULTS: dict[str, Callable[[Sequence[Step], Compute], list[Array] | None]
 
 
 def operands_after(step: Step, former: Step, value: Array) -> list[Array]:
-    """Return the operands of a node, with ``value`` in place of the output of the former node."""
+    """Return the operands of ``step``, with ``value`` in place of the output of ``former``."""
     name = former.node.output[0]
     pairs = zip(step.node.input, step.operands, strict=True)
     return [value if key == name else operand for key, operand in pairs]
@@ -681,7 +681,7 @@ def produced_names(graph: onnx.GraphProto) -> list[str]:
 
 
 def run_on_onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> Sequence[Array]:
-    """Run a model on ONNX Runtime."""
+    """Run a model on ONNX Runtime, and return its outputs."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4

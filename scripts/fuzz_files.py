@@ -105,7 +105,7 @@ def main() -> int:
 def _damaged_input(
     number: int, seed: int, yaml: list[Seed], directories: list[Seed], hostile: list[Seed]
 ) -> Seed:
-    """Return the input with a given number. The first inputs are the handwritten hostile files."""
+    """Return the input with an index. The first inputs are the handwritten hostile files."""
     if number < len(hostile):
         return hostile[number]
     generator = random.Random(f"{seed}/{number}")  # noqa: S311 - must be reproducible

@@ -151,7 +151,7 @@ def _external(location: str) -> ModelProto:
 
 
 def _endless() -> ModelProto:
-    """Return a Loop whose condition stays true."""
+    """Return a model with a Loop whose condition stays true."""
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["condition"], ["again"]),
@@ -179,7 +179,7 @@ def _gigabytes() -> ModelProto:
 
 
 def _recursive() -> ModelProto:
-    """Return 30 nested subgraphs."""
+    """Return a model with 30 nested subgraphs."""
     result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
     graph = GraphProto(
         name="leaf", node=[helper.make_node("Identity", ["x"], ["y"])], output=[result]
@@ -191,12 +191,12 @@ def _recursive() -> ModelProto:
 
 
 def _calls_itself() -> ModelProto:
-    """Return a function that calls itself."""
+    """Return a model with a function that calls itself."""
     return _functions([helper.make_node("f0", ["x"], ["y"], domain="f")])
 
 
 def _calls_twice() -> ModelProto:
-    """Return a chain of functions. Each calls the next one twice, so there are 2^40 nodes."""
+    """Return a model in which each function calls the next one twice, so it has 2^40 nodes."""
     calls = [
         [
             helper.make_node(f"f{i + 1}", ["x"], ["m"], domain="f"),

@@ -9,8 +9,9 @@ The implementations are:
 - tiled attention, scans by trees, and separable interpolation;
 - arithmetic with fixed-point multipliers.
 
-``KERNELS`` maps each operator to its implementations, called forms. The functions at the
-end of the module yield cases.
+``KERNELS`` maps each operator to its implementations, called forms. A parameter ``form`` of
+a function selects one of several algorithms; ``total`` is an algorithm for sums. The functions at
+the end of the module yield cases.
 """
 
 from __future__ import annotations

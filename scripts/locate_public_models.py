@@ -73,7 +73,7 @@ def options(path: Path, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Examine the models."""
+    """Run both commands on each model, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("-b", "--backend", default="onnxruntime")

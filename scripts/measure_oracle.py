@@ -55,7 +55,7 @@ FIXED_BYTES = 300 << 20
 
 
 def main() -> None:
-    """Measure all models."""
+    """Measure all models, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--locate", action="store_true", help="also run onnxopt locate")

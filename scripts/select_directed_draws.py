@@ -103,7 +103,7 @@ MAX_DISTINCT = 12
 
 
 def main() -> int:
-    """Select the seeds."""
+    """Select the seeds, and write them to the package."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--jobs", type=int, default=1)

@@ -140,7 +140,7 @@ class Selection:
 
 
 def main() -> int:
-    """Select the cases."""
+    """Select the cases, and write their seeds to the package."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--anew", action="store_true", help="keep no seed")

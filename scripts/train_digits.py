@@ -248,7 +248,7 @@ class Pruner:
 
 
 class Classifier:
-    """The forward pass on a backend."""
+    """The forward pass of the network on a backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._model = PreparedModel(backend, classifier())

@@ -199,7 +199,7 @@ def values(row: Defect) -> tuple[str, str]:
 
 
 def shown(observation: Observation) -> str:
-    """Return an observation as text."""
+    """Return a text that describes an observation."""
     if isinstance(observation, Mapping):
         ((kind, value),) = observation.items()
         return f"shape {value}" if kind == "shape" else str(value)
@@ -207,7 +207,7 @@ def shown(observation: Observation) -> str:
 
 
 def line(*cells: str) -> str:
-    """Return a line of a table."""
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 

@@ -87,7 +87,7 @@ _EXPLAIN_SECONDS = 10.0
 _RIGHT_AT_FIRST = "right when it ran first, wrong when it ran again: "
 _RIGHT = frozenset({Outcome.PASS, Outcome.VACUOUS})
 # Outcomes without outputs. The reason for such an outcome may be that the backend cannot run the
-# node alone.
+# node without the other nodes of the model.
 _WITHOUT_OUTPUTS = frozenset({Outcome.ERROR, Outcome.CRASH, Outcome.TIMEOUT, Outcome.OOM})
 # Outcomes for which a model has neither tolerances nor errors.
 _WITHOUT_RESULT = _WITHOUT_OUTPUTS | {Outcome.UNSUPPORTED, Outcome.INVALID, Outcome.SKIP}
@@ -394,7 +394,7 @@ class _Search:
                 yield ErrorContribution(output, label, operator, share, executor.name)
 
     def _returned_by(self, executor: Executor) -> dict[str, Value]:
-        """Run each node alone again, and return the tensors that a backend returns.
+        """Run each node again as a model of one node, and return the tensors of a backend.
 
         The result is empty if the nodes take too long, the tensors take too much memory, or the
         backend returns no outputs for a node. The keys are the names of the values with the prefix
@@ -558,7 +558,7 @@ class _Search:
     ) -> Located:
         """Report a node that returned no outputs as wrong if the whole model has the same outcome.
 
-        Another outcome suggests that the backend merely cannot run the node alone.
+        Another outcome suggests that the backend merely cannot run a model of one node.
         """
         further = [
             self._wrong_node(node_run, result)

@@ -39,7 +39,7 @@ from onnxopt_cli.operators.nodes import (
 from onnxopt_cli.workers.private_folder import temporary_folder
 
 #: A function that computes the outputs of a model of one node. If the function cannot compute the
-#: outputs, it returns the reason as text.
+#: outputs, it returns a text with the reason.
 Compute = Callable[[onnx.ModelProto, Mapping[str, Value]], Sequence[Value] | str]
 
 #: The reason why a node cannot run if one of its operands could not be computed.

@@ -48,7 +48,7 @@ _INDEPENDENT_WAYS = frozenset({"borrowed", "converted", "drawn", "passing", "res
 # The first seed of generated nodes.
 _FIRST_SEED = 1 << 40
 # The operator's generator draws one in every _GENERATED_PERIOD nodes. The other nodes are changed
-# copies of given nodes.
+# copies of the nodes from which a search starts.
 _GENERATED_PERIOD = 3
 # The search for nodes ends after this number of consecutive attempts without a valid node.
 _MAX_FAILED_ATTEMPTS = 600
@@ -115,7 +115,7 @@ def variations(
     """Yield valid nodes that are similar to ``nodes``; equal arguments yield equal nodes.
 
     If the operator has a generator, the generator draws one third of the nodes, from seeds that no
-    suite uses. The remaining nodes are changed copies of the given nodes. After the first 300
+    suite uses. The remaining nodes are changed copies of ``nodes``. After the first 300
     models, each model is yielded again with other values of its inputs.
 
     Args:
@@ -212,7 +212,7 @@ def neighbours(
     stated: Sequence[str] = (),
     change_counts: Sequence[int] = FEW_CHANGES,
 ) -> Iterator[Variation | None]:
-    """Yield an endless sequence of nodes near given nodes; None in place of an invalid node.
+    """Yield nodes similar to failing and passing nodes, without end; None for an invalid node.
 
     The nodes are of several kinds:
 
@@ -909,7 +909,7 @@ def _highest_bits(number: int) -> int:
 
 
 def _lists_of_floats(node: BoundNode) -> list[str]:
-    """Return the names of the attributes of a node that are lists of floats.
+    """For a node, return the names of the attributes that are lists of floats.
 
     A valid node may have attributes that are not in its schema. Their names begin and end with
     "__".

@@ -135,7 +135,7 @@ class Configuration:
         return f"{label or name}={self.backends[name]}{comma}{options}"
 
     def place(self, *keys: str) -> str:
-        """Return ``file:line`` of a key, or the file alone if the line is not found."""
+        """Return ``file:line`` of a key, or only ``file`` if the line is not found."""
         return place_of_key(self.path, self.text, *keys)
 
 

@@ -24,7 +24,7 @@ def protocol_document() -> str:
 
 
 def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
-    """Write the skeleton of a backend, which is named after its folder.
+    """Write the skeleton of a backend. The backend is named after the folder.
 
     Args:
         folder: a new or empty folder.

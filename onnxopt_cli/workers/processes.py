@@ -156,7 +156,7 @@ def children(process: int) -> list[int]:
 
 @cache
 def _lists_children() -> bool:
-    """Return whether /proc lists children, which depends on the configuration of the kernel."""
+    """Return whether the kernel is configured such that /proc lists the children of a process."""
     return os.path.exists("/proc/thread-self/children")  # noqa: PTH110 - pathlib is slow to import
 
 

@@ -13,7 +13,7 @@ cannot be used either, because it includes the runner.
 **Leaks.** Growth alone does not prove a leak: first imports of modules, and caches, also need
 memory. The worker therefore runs a case again if the worker's resources have grown. Only resources
 that grow with every run, and that the worker still holds a moment later, are reported. A process
-that has lost its parent is reported at once, since no process will wait for it.
+that has lost its parent is reported immediately, because no process will wait for it.
 """
 
 from __future__ import annotations

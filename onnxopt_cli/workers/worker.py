@@ -461,7 +461,7 @@ class _WorkerProcess:
 def _start(
     memory: int, folder: str, shared: list[int], closed: bool
 ) -> tuple[subprocess.Popen[bytes], socket.socket, int]:
-    """Start a worker; return it with the runner's ends of its channel and its output pipe."""
+    """Start a worker; return the process, and the runner's ends of its channel and output pipe."""
     close_to_others()
     runner_end, worker_end = socket.socketpair()
     printed, write_end = os.pipe()

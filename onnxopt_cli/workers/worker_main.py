@@ -260,7 +260,7 @@ def _supervise(
 
 
 def _end_group(worker: int) -> None:
-    """Kill the process group of a worker, and the worker unless it has been reaped."""
+    """Kill the process group of a worker, and the worker itself if it has not been reaped."""
     if _has_unreaped(os.P_PID, worker):
         with suppress(OSError):
             os.kill(worker, signal.SIGKILL)

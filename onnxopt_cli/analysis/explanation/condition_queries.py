@@ -200,7 +200,7 @@ class ConditionQueries(ConditionFitting):
     def _between(
         self, conditions: Sequence[Condition], place: int, number: float
     ) -> Call[Array] | None:
-        """Return a variation of a failing node in which one feature has the given value.
+        """Return a variation of a failing node in which one feature has the value ``number``.
 
         The fault must be visible in the variation, and the conditions on other features must hold.
 

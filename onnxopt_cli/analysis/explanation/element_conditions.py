@@ -137,7 +137,7 @@ class ElementCondition:
 
     @property
     def key(self) -> str:
-        """A text that is equal for conditions that differ only in the values of their limits."""
+        """A text that identifies the condition. The values of its limits are left out."""
         limits = dict(self.limits)
         parts = [limits[part].name if part in limits else part for part in self.parts]
         return "|".join((str(self.place), *parts, self.trait.key if self.trait else ""))
@@ -628,7 +628,7 @@ class ElementConditions:
             subject = (
                 f"wrong elements{of_output}" if is_of_elements else f"a wrong {output or 'output'}"
             )
-            # All these nodes agree with the condition.
+            # All generated failing nodes agree with the condition.
             count = len(generated_failures)
             nodes_in_words = f"{'other ' * has_other_causes}failing generated nodes"
             evidence = f"({count} of {count} {nodes_in_words})"
@@ -772,7 +772,7 @@ def _chance(first: Array, second: Array | float) -> Array:
 
 
 def _limit_text(limit: ElementLimit) -> str:
-    """Return a limit in words."""
+    """Return a limit in words: NAME is more than LOW, or NAME is less than HIGH."""
     is_lower = limit.high == np.inf
     words = (
         f"more than {number_text(limit.low, LIMIT_DIGITS)}"

@@ -403,7 +403,7 @@ class CauseSearch:
 
 
 def case_ids(observations: Iterable[Observation]) -> tuple[str, ...]:
-    """Return the ids of cases."""
+    """Return the ids of the cases to which observations belong."""
     return tuple(observation.case for observation in observations)
 
 

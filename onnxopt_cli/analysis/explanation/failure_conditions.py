@@ -97,7 +97,7 @@ class FailureCondition:
 
     @property
     def where(self) -> str:
-        """The parts in words."""
+        """The parts of the condition, in words."""
         return _text(self.conditions)
 
     @property

@@ -74,7 +74,7 @@ class Condition:
 
     @property
     def key(self) -> tuple[int, str]:
-        """A key that is equal for conditions that differ only in their thresholds."""
+        """A key that identifies the condition. The value of its threshold is left out."""
         if self.gap:
             return self.feature, "above" if self.gap[0] < self.gap[1] else "below"
         return self.feature, self.text

@@ -60,7 +60,7 @@ class Hypothesis:
 
     @property
     def key(self) -> str:
-        """A text that is equal for hypotheses that differ only in the values of their limits."""
+        """A text that identifies the hypothesis. The values of its limits are left out."""
         mistake = self.mistake.name if self.mistake else ""
         return " and ".join([mistake, *(trait.key for trait in self.traits)])
 

@@ -69,7 +69,7 @@ class SearchLimit:
     seconds: float
 
     def share(self, fraction: float) -> SearchLimit:
-        """Return a fraction of the limit."""
+        """Return a limit with a fraction of these evaluations and seconds."""
         return SearchLimit(fraction * self.evaluations, fraction * self.seconds)
 
     def after(self, clock: SearchClock) -> SearchLimit:

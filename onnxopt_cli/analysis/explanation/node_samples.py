@@ -1,7 +1,7 @@
 """Nodes that a backend has run: their correct outputs, and the effects of known mistakes on them.
 
 A mistake has an effect on a node if it makes the outputs of the node wrong. A mistake explains a
-failure if it yields the outputs of the backend, apart from a few roundings. Nodes must be judged in
+failure if it yields the outputs of the backend, except for a few roundings. Nodes must be judged in
 a forked process with the corrected reference, because models are not trusted.
 """
 

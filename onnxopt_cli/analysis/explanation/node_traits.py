@@ -30,10 +30,10 @@ from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_o
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS
 
-#: The ending of the names of mistakes that ignore an attribute or input. Such a mistake shows
+#: A mistake that ignores an attribute or input has a name with this ending. Such a mistake shows
 #: whether a node depends on the attribute or input.
 IGNORED = " ignored"
-#: The ending of the names of mistakes that change the default of an attribute or input.
+#: A mistake that changes the default of an attribute or input has a name with this ending.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
 #: A limit lies between the number of a right node and the nearest number of a wrong node. If the
@@ -106,7 +106,7 @@ class Trait:
 
     @property
     def key(self) -> str:
-        """A text that is equal for statements that differ only in the values of their limits."""
+        """A text that identifies the statement. The values of its limits are left out."""
         return self.limits.key if self.limits else self.text
 
 
@@ -375,7 +375,7 @@ def _history(op_type: str, domain: str) -> list[defs.OpSchema]:
 
 @cache
 def _input_names(op_type: str, domain: str) -> frozenset[str]:
-    """Return the names of the inputs of all versions of an operator."""
+    """Return all input names that occur in any version of an operator."""
     return frozenset(
         formal.name for schema in _history(op_type, domain) for formal in schema.inputs
     )
@@ -536,7 +536,7 @@ def _version_traits(schema: defs.OpSchema) -> Iterator[Trait]:
 
 
 def _parameter_traits(name: str, value: Array, index: int) -> Iterator[Trait]:
-    """Yield the traits of the values of a short list of integers, such as axes or pads."""
+    """Yield traits about the values in a short list of integers, such as axes or pads."""
     is_list = value.ndim <= 1 and 0 < value.size <= _MAX_PARAMETERS
     if index and is_list and value.dtype in (np.int64, np.int32):
         values = value.reshape(-1).tolist()

@@ -351,7 +351,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and the processes that it started, unless it has ended."""
+    """If a process has not ended, kill the process and all processes that it started."""
     if process.stdout:
         process.stdout.close()
     if process.poll() is None:

@@ -358,7 +358,7 @@ def _earlier(unread: Callable[[], bool]) -> Iterator[None]:
 
 def _begin(parent: int) -> None:
     """Prepare the new process before it executes the command."""
-    # A terminal sends Ctrl-C to the command as well, although onnxopt alone decides when the
+    # A terminal sends Ctrl-C to the command as well, although only onnxopt decides when the
     # command ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with(parent, signal.SIGKILL)

@@ -723,7 +723,10 @@ class WorkerGroup:
             )
 
     async def _join(self, worker: _Worker, status: Mapping[str, float]) -> None:
-        """Start a sidecar on a new worker, compare its hello with the first, and send batches."""
+        """Start a sidecar on a new worker, and send batches to the worker.
+
+        The worker is refused if its hello differs from that of the first worker.
+        """
         worker.heartbeat = status["last_seen"], monotonic()
         try:
             name = f"{self._run}-{uuid4().hex}"
