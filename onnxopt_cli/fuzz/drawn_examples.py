@@ -67,7 +67,8 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 #: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: A relative error bound up to this limit determines rtol. A larger one determines atol.
+#: A relative error bound up to this limit determines rtol. A larger relative error bound determines
+#: atol.
 _LARGEST_RTOL = 1e-3
 # Types of ordinary inputs. Any other type of an input counts as a trait of the node.
 _SIMPLEST_TYPES = ("float32", "int64")

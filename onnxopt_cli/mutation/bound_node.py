@@ -33,8 +33,8 @@ class BoundNode:
     """A node with its inputs.
 
     Attributes:
-        model: the original model of the node. The following fields override its opset version,
-            attributes and inputs.
+        model: the original model of the node. The following fields override the model's opset
+            version, attributes and inputs.
         opset: the version of the node's domain.
         attributes: the attributes that are present in the node, by name. The values are Python
             objects as :func:`onnx.helper.get_attribute_value` returns them.

@@ -127,7 +127,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Return implementations; if several have equal outputs on all probes, only the first."""
+    """Return the implementations that differ from each earlier implementation on some probe."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []

@@ -159,7 +159,7 @@ def _first_direction(axes: Mapping[int, int], node: BoundNode) -> BoundNode | No
 
 
 def _reverse_as_computed(node: BoundNode) -> BoundNode | None:
-    """Reverse the steps of each sequence instead of the direction."""
+    """Reverse the steps of each input sequence, and compute the node in the forward direction."""
     x, lengths = node.operand(0), node.operand(4)
     if node.attribute("direction") != b"reverse" or x is None:
         return None

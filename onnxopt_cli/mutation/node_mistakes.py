@@ -94,7 +94,7 @@ def _in_own_version(name: str, node: BoundNode, compute: ComputeNode) -> Sequenc
 
 
 def _own_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
-    """Yield the mistakes of an operator of ai.onnx that do not follow from its schema."""
+    """Yield those mistakes of an operator of ai.onnx that do not follow from the schema."""
     for operators, name, about, change in (*TENSOR_MISTAKES, *LAYER_MISTAKES):
         if schema.name in operators:
             yield NodeMutant(name, MutantKind.VALUES, about, change)

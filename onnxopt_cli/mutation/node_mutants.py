@@ -35,8 +35,8 @@ Change = Callable[[BoundNode], BoundNode | None]
 Computation = Callable[[BoundNode], Sequence[Value] | None]
 #: A function that changes the outputs of a node.
 Finish = Callable[[Sequence[Value]], Sequence[Value]]
-#: A function that computes a node with the correct operator. A mutant may call it with a changed
-#: node.
+#: A function that computes a node with the correct operator. A mutant may call this function with a
+#: changed node.
 ComputeNode = Callable[[BoundNode], Sequence[Value]]
 
 

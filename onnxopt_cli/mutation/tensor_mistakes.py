@@ -231,7 +231,7 @@ def _topk_ties(node: BoundNode) -> Sequence[Value] | None:
 
 
 def _some_axes(kept: slice, node: BoundNode) -> BoundNode | None:
-    """Reduce only some of the axes, which are an attribute or the second input."""
+    """Reduce only some of the axes. The axes are an attribute or the second input."""
     axes = node.attributes.get("axes")
     if axes is not None:
         return node.with_attribute("axes", axes[kept]) if len(axes) > 1 else None

@@ -134,7 +134,7 @@ def die_with_models() -> None:
 
 
 def leave_helper() -> None:
-    """Close this process's copy of the connection to its parent's helper.
+    """Close this process's copy of the connection between its parent and the helper.
 
     Call this function after a fork, before any other descriptor is closed. Later, the descriptor of
     the connection may belong to another file.

@@ -134,9 +134,9 @@ def used_names(node: onnx.NodeProto) -> list[str]:
 def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model in which calls of functions state the functions' default attributes.
 
-    onnx does not handle calls that omit an attribute with a default. Its reference evaluator raises
-    an error. Its inliner uses the default of the operator that the function calls. A model whose
-    functions have no default attributes is returned unchanged.
+    onnx does not handle calls that omit an attribute with a default. onnx's reference evaluator
+    raises an error for such a call. onnx's inliner uses the default of the operator that the
+    function calls. A model whose functions have no default attributes is returned unchanged.
     """
     if not any(function.attribute_proto for function in model.functions):
         return model

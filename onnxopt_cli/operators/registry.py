@@ -37,7 +37,7 @@ VARIABLE = "ONNXOPT_OPERATORS"
 
 # The domains of the operators that onnx itself defines.
 _ONNX_DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training")
-# onnx's names of dtypes that differ from NumPy's.
+# onnx's names of dtypes, where these names differ from NumPy's.
 _ONNX_NAMES = {"float32": "float", "float64": "double"}
 
 

@@ -215,7 +215,7 @@ def formula_difference(formula: Formula, mutant: Formula) -> list[str]:
 
 
 def formula_description(formula: Formula) -> str:
-    """Return the docstring of a formula with each paragraph and item in one line."""
+    """Return the docstring of a formula, with each paragraph and each list item in one line."""
     lines: list[str] = []
     literal = False
     start = ""

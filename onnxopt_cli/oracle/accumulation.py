@@ -72,8 +72,8 @@ _SINGLE = np.dtype(np.float32)
 _SINGLE_BITS = 24
 _SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
 _VARIANCE_OF_SUM = 1 / 9
-# If the mean square error is excessive, the message also states the mean error if the mean error
-# exceeds this number of standard errors.
+# A message about an excessive mean square error also states the mean error if that error exceeds
+# this number of standard errors.
 _SIGNIFICANT = 7.0
 
 

@@ -259,7 +259,7 @@ def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) ->
 
 
 def _test_classes(logits: Array, sample: Array) -> str:
-    """Return why the frequency of a class is wrong in a row or in all rows; empty if none is."""
+    """Return why a frequency of a class, in one row or overall, is wrong; empty if none is."""
     logits = logits.astype(np.float64)
     rows, classes = logits.shape[0], logits.shape[-1]
     chances = np.exp(logits - logits.max(axis=-1, keepdims=True))

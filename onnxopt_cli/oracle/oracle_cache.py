@@ -45,7 +45,7 @@ class OracleCache:
         return outputs
 
     def put(self, key: str, outputs: Sequence[Value]) -> None:
-        """Store an estimate, if possible."""
+        """Store an estimate under a key, if possible."""
         values = ValueWriter()
         with suppress(UnusableOutput):
             described = [values.put(value) for value in outputs]

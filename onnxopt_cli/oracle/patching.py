@@ -161,5 +161,5 @@ def unimplemented_operator(error: BaseException) -> str:
 
 
 def _method(function: Callable[..., Any], original: Any) -> Callable[..., Any]:
-    """Return a method that calls a replacement; it is faster than ``functools.partialmethod``."""
+    """Return a method that calls a replacement, but is faster than ``functools.partialmethod``."""
     return lambda node, *args, **kwargs: function(node, original, *args, **kwargs)

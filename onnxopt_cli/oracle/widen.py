@@ -182,7 +182,7 @@ def in_double() -> list[tuple[Any, str, Any]]:
 
 
 def _code_of(module: ModuleType) -> CodeType | None:
-    """Return the code in a module's file, which is independent of replaced functions."""
+    """Return the code that a module's file defines, regardless of replaced functions."""
     loader = module.__spec__.loader if module.__spec__ else None
     return loader.get_code(module.__name__) if isinstance(loader, InspectLoader) else None
 

@@ -196,8 +196,8 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE
 
     Args:
         tensor: the input.
-        precision: the precision of the computation. If its type is narrower than that of the input,
-            the error includes the conversion.
+        precision: the precision of the computation. If the type of the precision is narrower than
+            that of the input, the error includes the conversion.
         wide: the type of the values, which is wider than that of the precision.
     """
     if precision.level is Level.SCALAR:

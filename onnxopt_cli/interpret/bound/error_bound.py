@@ -176,9 +176,10 @@ def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
     The lower bound counts the roundings that occur for all inputs, in unit roundoffs. The bound of
-    a sum is the smaller bound of its operands, plus its own roundings. The bound of a product or
-    quotient is the sum of its operands' bounds, plus its own roundings. An element whose relative
-    error is below the lower bound is within its tolerance, so its error bound need not be computed.
+    a sum is the smaller bound of its operands, plus the roundings of the addition. The bound of a
+    product or quotient is the sum of the bounds of its operands, plus the roundings of the
+    operation. An element whose relative error is below the lower bound is within its tolerance, so
+    its error bound need not be computed.
 
     Args:
         call: a call that can be computed in blocks.

@@ -46,8 +46,9 @@ from onnxopt_cli.oracle.stacked import Stacked
 
 #: Operators that interpolate.
 INTERPOLATING = frozenset({"GridSample", "Resize", "Upsample"})
-#: The rounding of a number that is interpolated between integers, which the specification does not
-#: define. A number that differs from an integer by less than the tolerance becomes that integer.
+#: How a number that is interpolated between integers is rounded. The specification does not define
+#: this rounding. A number that differs from an integer by less than the tolerance becomes that
+#: integer.
 INTEGER_ROUNDING = SimpleNamespace(toward=np.rint, tolerance=1e-6)
 
 #: These modules are imported only to register their corrections.

@@ -81,7 +81,7 @@ class _Axis:
         return np.clip(x, -_FARTHEST, _FARTHEST)
 
     def places(self, indices: Array) -> tuple[Array, Array]:
-        """Move indices into the image; also return a mask, which is false for padding by zeros."""
+        """Return indices moved into the image, and a mask that is false for padding by zeros."""
         inside = (indices >= 0) & (indices < self._size)
         if self._padding == "zeros":
             return np.where(inside, indices, 0), inside

@@ -151,7 +151,7 @@ def first_line(error: Exception) -> str:
 
 
 def prepared_model(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
-    """Return a model in which primitive nodes replace nodes with a formula, and Gradient nodes.
+    """Return a model in which primitive nodes replace Gradient nodes and nodes with a formula.
 
     The lowering of a node with a formula replaces the node. The nodes of the backward pass replace
     a Gradient node. Each primitive node has its own roundings.

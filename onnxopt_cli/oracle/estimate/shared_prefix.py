@@ -25,8 +25,8 @@ V = TypeVar("V", bound=Visitor)
 
 # The largest number of bytes of the values that are kept for all runs together.
 _MAX_KEPT_BYTES = 64 << 20
-# Smaller arrays, in bytes, are kept even if no node behind a boundary reads them, because small
-# arrays may decide control flow.
+# Arrays with fewer bytes than this number are kept even if no node behind a boundary reads them,
+# because small arrays may decide control flow.
 _SMALL_BYTES = 1 << 12
 # Operators that read values before the visitor is called, so that the visitor misses the reads.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})

@@ -51,7 +51,7 @@ def _tangent(sine: float, cosine: float, ulps: float) -> ErrorOf:
 
 
 def _power(log2_error: Callable[[Array, Array], Array], ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return the error of a power, computed as exp2(exponent log2(base)), given the two errors."""
+    """Return the error of exp2(exponent log2(base)), given the errors of log2 and of exp2."""
 
     def error(y: Array, base: Array, exponent: Array) -> Array:
         logarithm = np.log2(np.abs(base))

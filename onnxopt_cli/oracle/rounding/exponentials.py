@@ -34,7 +34,7 @@ def summed(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _online(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Return m and the sum in one pass, in which each larger maximum rescales the sum."""
+    """Return m and the sum, computed in one pass; each new maximum rescales the sum."""
     terms, shape = _terms(x, axes)
     largest = np.maximum.accumulate(terms)
     scales, powers = np.exp(largest[:-1] - largest[1:]), np.exp(terms - largest)
@@ -77,7 +77,7 @@ def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
 def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
     """Perturb the logarithm of a sum in a ``with`` block.
 
-    The logarithm is rounded as if the largest operand had been added to it.
+    The logarithm gets the rounding error of its sum with the largest operand.
 
     Args:
         move: takes the largest operand and returns the error of the logarithm.

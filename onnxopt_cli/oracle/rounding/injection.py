@@ -366,8 +366,8 @@ class SiteRecorder:
         """Return the scale of each output's error; empty if perturbed runs compute the scales."""
         kind = node_class.kind
         if _is_logistic(node):
-            # For a negative score, the output is 1 - z with z near 1. Its error is relative to 1,
-            # as for gates.
+            # For a negative score, the output is 1 - z with z near 1. The error of the output is
+            # relative to 1, as for gates.
             return [np.full(np.shape(output), _GATES_SHARE) for output in outputs]
         if kind is NodeKind.COORDINATES:
             outputs_of_magnitudes = compute(np.abs(operands[0]), *operands[1:])

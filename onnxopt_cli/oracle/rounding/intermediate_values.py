@@ -52,10 +52,10 @@ _EXACT_RATIO = 2.0**6
 # If the ratio has more binary digits, the scale of a weight's error is _WEIGHT_SHARE times the sum
 # of the magnitudes of the weight's terms.
 _WEIGHT_SHARE = 1 / 16
-# A coordinate of RoiAlign is (1 - t) a + t b, where a and b are the edges of a region. Its error is
-# at most 8 roundings. The edges are scaled and shifted, which contributes 2 (1 - t) + 2 t. The
-# distance between the edges is computed and divided, which contributes 3 t. The additions
-# contribute 3. A tolerance of 16 units is 8 roundings.
+# A coordinate of RoiAlign is (1 - t) a + t b, where a and b are the edges of a region. The error of
+# the coordinate is at most 8 roundings. The edges are scaled and shifted, which contributes 2 (1 -
+# t) + 2 t. The distance between the edges is computed and divided, which contributes 3 t. The
+# additions contribute 3. A tolerance of 16 units is 8 roundings.
 _REGION_SHARE = 1 / 2
 
 # The modules of onnx's reference that implement the operators of trees.

@@ -308,7 +308,7 @@ def spread(node: Any, inputs: Sequence[Any], output: Array, special: float) -> A
     """Return an output with a special value (NaN or infinity) where a fast algorithm spreads one.
 
     A fast algorithm mixes elements. If it mixes an element with an operand that is not finite, the
-    element becomes NaN or infinite. An element that is NaN by a direct sum remains NaN. An infinite
+    element becomes NaN or infinite. An element that is NaN in a direct sum remains NaN. An infinite
     element may become NaN, but not the infinity of the other sign.
     """
     size = output.astype(np.float64)
@@ -381,8 +381,8 @@ class PartialSums:
         """The scale of the error of each sum; 0 where perturbed operands cause a larger error.
 
         The operands of a sum of n terms are perturbed by sqrt(n) / 4 roundings. One run moves all
-        operands upwards, and therefore moves the sum by about sqrt(n) / 4 roundings of its own
-        magnitude.
+        operands upwards, and therefore moves the sum by about sqrt(n) / 4 roundings of the sum's
+        own magnitude.
         """
         error = _STANDARD_DEVIATIONS * np.sqrt(self._variance)
         moved = unbounded_sum_roundings(self._terms) * np.abs(self.total)
@@ -437,7 +437,7 @@ class _Convolution:
         )
 
     def fourier_error(self) -> Array:
-        """Return the scale of the error by Fourier's algorithm, for each batch and output channel.
+        """Return the scale of the error of Fourier's algorithm, for each batch and output channel.
 
         The errors of the two transformed operands are white noise with the power of the operands.
         The errors of the inverse transform have the power of the output.
@@ -451,9 +451,9 @@ class _Convolution:
         return np.asarray(_CONVOLUTION_STAGE * np.sqrt(stages * (operands + power)))
 
     def direct_error(self, strides: Sequence[int]) -> Array:
-        """Return the scale of the error by a direct sum, for each element of a strided output.
+        """Return the scale of the error of a direct sum, for each element of a strided output.
 
-        The terms of all channels at one place of the kernels are added before those of the next
+        The terms of all channels at one place of the kernels are added before the terms at the next
         place. Implementations that store the channels of images along the last axis add in this
         order. At each place, the terms of the channels are added in blocks.
         """
@@ -472,7 +472,7 @@ class _Convolution:
         return np.reshape(sums.scale, (len(self.x), len(self.w), *counts))
 
     def winograd_error(self) -> Array | None:
-        """Return the scale of the error by Winograd's algorithm, for each element.
+        """Return the scale of the error of Winograd's algorithm, for each element of the output.
 
         If there are many output channels, the errors of only some channels are computed, with
         normalized kernels. The error of a channel is then the largest computed error, times the

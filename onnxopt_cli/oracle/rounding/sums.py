@@ -44,7 +44,8 @@ from onnxopt_cli.oracle.widen import (
 # of the additions are not counted. A product or a scale is one rounding. Gemm also rounds when it
 # multiplies by alpha and beta, and when it adds C. A mean over axes may be updated at each term. An
 # update rounds a difference and a quotient, and both contain the previous mean. Two roundings of
-# each term cover all updates, because their roundings are never all as large as possible.
+# each term cover all updates, because the roundings of the updates are never all as large as
+# possible.
 _TERM_ROUNDINGS = {
     "AveragePool": 1,
     "CausalConvWithState": 2,
