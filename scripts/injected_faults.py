@@ -43,7 +43,10 @@ REQUIRED_SHARE_OF_KIND, REQUIRED_SHARE = 0.95, 0.99
 
 
 class Part:
-    """One group of a node, or all of its groups if their results depend on each other."""
+    """One group of a node, or all of its groups if their results depend on each other.
+
+    A group consists of the operands that belong to one optimized tensor.
+    """
 
     def __init__(self, call: Call[Any]) -> None:
         self.call = call

@@ -38,7 +38,7 @@ class ConditionPath:
 
     Attributes:
         conditions: the parts.
-        cost: the path with the smallest cost is reported.
+        cost: the path with the smallest cost, called the plainest path, is reported.
         disagreement: how badly the conditions predict which elements are wrong. For each failing
             sample, two shares are added: the share of wrong elements that do not meet the
             conditions, and the share of right elements among the elements that meet them. The

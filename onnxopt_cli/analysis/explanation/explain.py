@@ -477,7 +477,13 @@ class _Search:
     def _try_with_bases(
         self, bases: Sequence[_Candidate | None], candidates: Sequence[_Candidate], what: str
     ) -> Iterator[None]:
-        """Try each candidate, combined with each base, on the cases that are not yet reproduced."""
+        """Try each candidate, combined with each base, on the cases that are not yet reproduced.
+
+        Args:
+            bases: candidates to which mistakes are added; None to try a candidate by itself.
+            candidates: the mistakes that are added.
+            what: the kind of candidates, for the progress display.
+        """
         for base in bases:
             for number, candidate in enumerate(candidates):
                 self._report(f"{number} of {len(candidates)} more {what}")

@@ -1,8 +1,9 @@
 """Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
 
-:mod:`~onnxopt_cli.analysis.explanation.explain` finds known mistakes that agree with the cases of a
-run. This module submits generated inputs to the backend. The results may contradict a known
-mistake. For failing cases that no known mistake reproduces, the module tries these causes in order:
+:mod:`~onnxopt_cli.analysis.explanation.explain` finds a cover: known mistakes that agree with the
+cases of a run, and together reproduce as many failing cases as possible. This module submits
+generated inputs to the backend. The results may contradict a known mistake. For failing cases that
+no known mistake reproduces, the module tries these causes in order:
 
 1. The outputs depend on earlier runs.
 2. The backend computes a changed formula.

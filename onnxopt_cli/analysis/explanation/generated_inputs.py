@@ -1,4 +1,7 @@
-"""Random inputs for an operator, made by changing the nodes of known cases."""
+"""Random inputs for an operator, made by changing the nodes of known cases.
+
+A node has one or more groups. A group consists of the operands that belong to one optimized tensor.
+"""
 
 from __future__ import annotations
 
