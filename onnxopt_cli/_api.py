@@ -503,7 +503,8 @@ def audit(
         operators: of the operators without a formula, the names of those to audit; empty for all
             that occur in the cases.
         jobs: number of processes.
-        thorough: whether the audit also looks for redundant cases, which takes many times as long.
+        thorough: whether the audit also looks for redundant cases; the audit then takes many times
+            as long.
         progress: called with the number of finished implementations and the total number.
         preparing: called with the number of prepared cases and the total number, before the first
             call of ``progress``.
@@ -561,7 +562,7 @@ def audit(
 def inject_errors(
     cases: Iterable[Case], *, jobs: int = 1, progress: Callable[[int, int], None] = _ignore
 ) -> list[InjectedErrors]:
-    """Inject errors into correct outputs, and return how many of them the tolerances detect.
+    """Inject errors into correct outputs, and return how many errors the tolerances detect.
 
     The operators of the cases may or may not have a formula.
     """

@@ -69,7 +69,7 @@ class LoweringMode(StrEnum):
 
 
 class ToleranceRule(StrEnum):
-    """A rule for all tolerances, which takes precedence over the tolerances that cases state."""
+    """A rule for all tolerances. The rule takes precedence over the tolerances that cases state."""
 
     CONDITIONED = "conditioned"
     DERIVED = "derived"

@@ -260,7 +260,7 @@ class Option:
         return tuple(map(self.kind.check, value if several else (value,)))
 
     def words(self, value: Any) -> list[str]:
-        """Return the words to type for a value, which may be invalid; an empty list for None."""
+        """Return the words to type for a value, valid or not; an empty list for None."""
         if isinstance(self.kind, Flag):
             # For a pair of flags, self.flag is the flag for false, because true is the default.
             return [self.flag] if value is ("/" not in self.written) else []

@@ -167,7 +167,8 @@ class losing_exceptions:  # noqa: N801 - in lower case, as contextlib.suppress
     During the call, signal handlers postpone their exceptions.
     """
 
-    # Entering a class is faster than a generator, and every record of a log enters this one.
+    # A context manager that is a class is entered faster than a generator, and every record of a
+    # log enters this context manager.
     __slots__ = ("_token",)
 
     def __enter__(self) -> None:

@@ -184,7 +184,8 @@ class RunRecord:
         explanations: explanations of failures.
         exit_code: the exit code; None for an unfinished run.
         started: start in UTC: ``2026-01-31T23:59:59.012345Z``; empty if unknown.
-        ended: end in UTC, in the same form; empty if the run is unfinished or the end is unknown.
+        ended: end in UTC, in the form of ``started``; empty if the run is unfinished or the end is
+            unknown.
         hostname: name of the machine; empty if unknown.
         origin: commit, branch and job of a run on a CI server; may be empty.
         left_out: for each excluded capability, the number of cases that need it and the reason.

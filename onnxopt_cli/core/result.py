@@ -90,7 +90,7 @@ NOT_SENT = "the case cannot be sent to a worker: "
 
 
 class Standing(StrEnum):
-    """The relation of an outcome to its expectation, which is a pass by default."""
+    """The relation of an outcome to the expected outcome; by default, a pass is expected."""
 
     EXPECTED = "expected"
     UNEXPECTED_FAIL = "unexpected-fail"
@@ -145,9 +145,9 @@ class Result:
         standing: the outcome compared with the expectation; None without expectation files.
         expectation: text and location of the expectation that applies to the case.
         capabilities: capabilities that the case needs beyond one node with float32 tensors.
-        note: a qualification of the outcome, which may be empty. It is ``contested: reading 2 of 2
-            (...)``, :data:`ABSOLUTE_ONLY` followed by an identity, or :data:`INCONCLUSIVE` followed
-            by a number of elements.
+        note: a qualification of the outcome; may be empty. A qualification is ``contested: reading
+            2 of 2 (...)``, :data:`ABSOLUTE_ONLY` followed by an identity, or :data:`INCONCLUSIVE`
+            followed by a number of elements.
         content: the content of the case; None for a pass, or if the content is unknown.
         opset: the older opset to which the model was converted for the backend; 0 if the model ran
             in its own opset.
@@ -401,7 +401,7 @@ def short_element(value: object, kind: str) -> str:
     if isinstance(value, float):
         if kind.startswith("float64"):
             return repr(value)
-        # A number in a saved report, which is not validated, may be beyond the range of float32.
+        # The numbers in a saved report are not validated, and may be beyond the range of float32.
         with np.errstate(over="ignore"):
             return str(np.float32(value)) if kind.startswith("float32") else f"{value:g}"
     return repr(value) if isinstance(value, str) else str(value)

@@ -18,8 +18,8 @@ _SPECIAL_TEXTS = {"inf": math.inf, "+inf": math.inf, "-inf": -math.inf, "nan": m
 # Eight digits do not always identify a float32 or a double, but the example in the specification,
 # 314.15926, has eight digits, and ONNX Runtime writes at most eight.
 _SUFFICIENT_DIGITS = 8
-# A factor for limits, which allows for the rounding errors of computing and comparing limits in
-# double.
+# Limits are multiplied by this factor, because they are computed and compared with rounding errors
+# in double.
 _COMPUTATION = 1 + 1e-7
 
 

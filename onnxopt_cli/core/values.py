@@ -64,7 +64,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class _ThreadState(threading.local):
-    """The state of a thread, which consists of a random generator."""
+    """The random generator of the current thread."""
 
     def __init__(self) -> None:
         self.random = np.random.RandomState()

@@ -142,7 +142,7 @@ def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType
 
 
 def _caught(injected: Sequence[InjectedErrors]) -> tuple[str, str, str]:
-    """Return the number of injected errors, and the shares that both tolerances detect."""
+    """Return the count of injected errors, and the shares that ONNX's tolerance and ours detect."""
     if not injected:
         return "", "", ""
     caught = (

@@ -103,7 +103,7 @@ def _types(schema: defs.OpSchema, type_str: str) -> str:
     return _plain_type(type_str)
 
 
-# Parts of the names of types in schemas, with the words that replace these parts on pages.
+# Replacements in the names of types: a part of a name in a schema, and the words on the page.
 _TYPE_WORDS = (
     ("tensor(float)", "float32"), ("tensor(double)", "float64"), ("tensor(", ""), (")", ""),
     ("seq(", "sequence of "), ("optional(", "optional "), ("map(", "map of "),

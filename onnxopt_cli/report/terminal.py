@@ -83,7 +83,7 @@ _MIN_PART_CHARS = 20
 # If a search for explanations takes longer than this number of seconds, the verdict states its
 # duration.
 _LONG_SECONDS = 1.0
-# The largest number of operators that a message names if they were not completely examined.
+# The largest number of operators that a message about incompletely examined operators names.
 _MAX_UNEXAMINED = 5
 
 

@@ -73,8 +73,8 @@ class Executor(Protocol):
 
     Attributes:
         specification: the specification of the backend.
-        name: the user's name for the backend, or its specification as text. The name identifies the
-            results of the backend.
+        name: the user's name for the backend, or the text of the specification. The name identifies
+            the results of the backend.
         ahead: the number of cases to submit before waiting for the first response.
         version: the implementation and its version, as the backend reports them once it is ready;
             empty if unknown.
@@ -438,7 +438,8 @@ def _limits_of(specification: Specification, limits: Limits) -> Limits:
 def _reference_limits(limits: Limits) -> Limits:
     from onnxopt_cli.workers.worker import forks
 
-    # A forked worker inherits the memory of this process, which counts towards the worker's limit.
+    # A forked worker inherits the memory of this process; this memory counts towards the limit of
+    # the worker.
     inherited = resident(os.getpid()) if limits.memory and forks() else 0
     return replace(limits, memory=limits.memory + inherited)
 

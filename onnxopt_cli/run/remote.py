@@ -160,7 +160,7 @@ def case_references(cases: Sequence[Case]) -> tuple[list[tuple[str, str]], list[
 
 
 def _response(answer: bytes, request: Request) -> Response | str:
-    """Parse the response of a worker, which is not trusted."""
+    """Return the parsed response of a worker; the worker is not trusted."""
     try:
         head, _, body = answer.partition(b"\n")
         match read_json(head):

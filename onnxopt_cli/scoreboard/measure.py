@@ -137,7 +137,7 @@ class _BackendRuns:
         """Run the cases without a result, suite by suite.
 
         Returns:
-            The version that the backend reported, which may be empty; None if the backend did not
+            The version that the backend reported, possibly empty; None if the backend did not
             start.
         """
         label = printable(self._backend.label)

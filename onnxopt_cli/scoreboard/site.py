@@ -76,7 +76,7 @@ _MAX_CONTENT_CHARS = 500
 _MAX_VALUE_CHARS = 80
 # The colors of a badge, with the smallest share of passes for each color.
 _BADGE_COLORS = ((1.0, "brightgreen"), (0.9, "green"), (0.75, "yellowgreen"), (0.5, "yellow"))
-# Matches an option that sets an environment variable, whose value may be a secret.
+# Matches an option that sets an environment variable; the value of the variable may be a secret.
 _VARIABLE = re.compile(r"(env\.[\w.-]+=)[^,]*")
 
 

@@ -207,7 +207,7 @@ def headline(result: Result) -> str:
 
 
 def remark(result: Result, where: str = "") -> str:
-    """Return a result's message without the list of wrong outputs, which is shown separately.
+    """Return a result's message without the list of wrong outputs; the list is shown separately.
 
     Args:
         result: the result; messages about invalid files are never shortened.
@@ -374,7 +374,7 @@ def _target(result: Result) -> list[str]:
 
 
 def _is_packaged(result: Result) -> bool:
-    """Return whether the case is part of onnx or onnxopt, so that its id alone selects it."""
+    """Return whether the case is part of onnx or onnxopt; its id then selects it without a path."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     path, suite = result.location.path, result.case.split("/", 1)[0]

@@ -117,7 +117,7 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file, which is computed at the first call for this file.
+        """Return the digest of a file; the first call for a file computes the digest.
 
         Args:
             path: the file. An unreadable file has a digest, too.

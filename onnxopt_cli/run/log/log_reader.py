@@ -57,7 +57,7 @@ _NOT_SUBMITTED = frozenset({Outcome.INVALID, Outcome.OOM, Outcome.NOT_RUN, Outco
 
 @dataclass(slots=True)
 class Log:
-    """The contents of a log, which may be incomplete.
+    """The contents of a log; the log may be incomplete.
 
     Attributes:
         path: the file.
