@@ -65,7 +65,7 @@ def examples(
 def refusals(operators: Sequence[Operator]) -> Iterator[tuple[Example, list[Example]]]:
     """Yield a simple node of each operator, and nodes that violate the operator's signature.
 
-    The invalid nodes violate the signature in all known ways, because there are only a few ways.
+    All known ways to violate the signature are tried, because there are only a few.
     """
     for operator in operators:
         node = draw_node(Source(), operator)

@@ -152,7 +152,7 @@ def _wrong_results(operator: Operator) -> Iterator[Implementation]:
 
 
 def _sparse_updates(operator: Operator) -> Iterator[Implementation]:
-    """Yield mistakes in which parts of a tensor whose gradient or state is zero are not updated."""
+    """Yield mistakes that do not update those parts of a tensor whose gradient or state is zero."""
     sources = list(operator.outputs.values())
     for name in operator.tensors[1:] if set(sources) <= set(operator.tensors) else ():
         rows: Rows = {

@@ -44,7 +44,7 @@ def known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
 
 @cache
 def all_known_mistakes(operator: Operator) -> tuple[Implementation, ...]:
-    """Return the known mistakes without the slow search for equivalent mistakes.
+    """Return the known mistakes, without the slow search that omits equivalent mistakes.
 
     The mistakes in the operator's file come first. Some mistakes may be equivalent to the formula
     or to other mistakes.

@@ -68,7 +68,7 @@ def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMut
 def mistakes_in_versions(
     domain: str, op_type: str, versions: Iterable[int]
 ) -> dict[str, NodeMutant]:
-    """Return the known mistakes of several versions of an operator by name.
+    """Return, by name, the known mistakes of an operator in several versions.
 
     A parameter may be an attribute in one version and an input in another version. Mistakes in this
     parameter have the same names in both versions. A returned mistake therefore looks up the

@@ -126,7 +126,7 @@ class _Replacement:
     def replaced(self, part: Any) -> Any:
         """Return a node or a list of nodes with replacements.
 
-        If nothing is replaced, the same object is returned.
+        If nothing is replaced, ``part`` itself is returned.
         """
         if isinstance(part, list):
             new_items: list[Any] = []

@@ -90,10 +90,10 @@ def widened_value(value: Value) -> Value:
 
 
 def rounded_like(exact: Value, native: Value) -> Value:
-    """Round a value that was computed in double to the type of the value in the model's own types.
+    """Return ``exact``, a value that was computed in double, rounded to the type of ``native``.
 
-    If the value is not a floating-point tensor, or if its shape is different in double, return the
-    value in the model's own types.
+    ``native`` is the value in the model's own types. It is returned if it is not a floating-point
+    tensor, or if the shapes of the two values differ.
     """
     if not isinstance(exact, np.ndarray) or not isinstance(native, np.ndarray):
         return native

@@ -117,7 +117,7 @@ class Bounded(Approximate, _Operand):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """The smallest magnitude (at most 1) and largest reach (at least 1), except 0 and Inf."""
+        """The smallest magnitude, at most 1, and largest reach, at least 1, without 0 and Inf."""
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
         if small.ndim == large.ndim == 0:
             least, most = small, large

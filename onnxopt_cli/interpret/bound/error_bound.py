@@ -357,9 +357,9 @@ def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRig
         divided: whether the formula divides by zero.
 
     Returns:
-        For each output, in the node's order, pairs of a value, NaN or an infinity, and a mask of
-        the output's shape. The list is empty if no input is infinite and the formula does not
-        divide by zero.
+        For each output, in the node's order, a list of pairs. A pair consists of a value, which is
+        NaN or an infinity, and a mask that has the shape of the output. The outer list is empty if
+        no input is infinite and the formula does not divide by zero.
     """
 
     def outputs(operator: Operator, change: Change) -> list[Array]:
