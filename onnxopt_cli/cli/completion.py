@@ -51,7 +51,7 @@ def complete_subject(
 
 @_offering
 def complete_pattern(context: click.Context) -> Iterable[str]:
-    """Offer the ids of the cases of the targets that precede the option."""
+    """Offer case ids, from the targets that precede the option on the command line."""
     return _ids(context.params.get("targets") or ())
 
 

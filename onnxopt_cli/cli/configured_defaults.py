@@ -131,7 +131,7 @@ def _checked(
 
 
 def _own_path(folder: Path, value: object) -> str:
-    """Return a path, or ``FORMAT=PATH``, with the path based on a folder; keep suites and ids."""
+    """Return a setting with its path resolved against a folder; suites and ids are unchanged."""
     before, equals, path = str(value).rpartition("=")
     if path == "-" or (not equals and not (folder / path).exists() and _is_of_suite(path)):
         return str(value)

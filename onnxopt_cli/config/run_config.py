@@ -54,14 +54,14 @@ _VERDICTS: dict[str, Any] = {"from_log": True, "repeated": True}
 
 
 class Isolation(StrEnum):
-    """Where backends run."""
+    """The processes in which backends run."""
 
     PROCESS = "process"
     NONE = "none"
 
 
 class LoweringMode(StrEnum):
-    """When operators with a formula are replaced by primitive operators for a backend."""
+    """The condition under which lowering replaces operators with a formula for a backend."""
 
     AUTO = "auto"
     NEVER = "never"

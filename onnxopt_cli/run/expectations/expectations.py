@@ -462,7 +462,7 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return a pattern to suggest if a name is similar to the name of a backend; else "".
+    """Return a pattern that a misspelt name of a backend probably means; "" for other names.
 
     If commands or modules have the same last component, the pattern is a glob that matches both. An
     example is ``exec:./adapter`` and ``exec:/opt/x/adapter``.
