@@ -359,8 +359,8 @@ class _ConformanceTemplates(Author):
         for group, name in enumerate(self.operator.tensors):
             slices[name, group] = self.tensor(name, group, shape).copy()
             slices[name, group][1], slices[name, group][:, 2] = 0, 0
-        shapes = [shape] * len(slices)
-        yield self.template("zero_slices", about, shapes=shapes, tensors=slices, turn=False)
+        group_shapes = [shape] * len(slices)
+        yield self.template("zero_slices", about, shapes=group_shapes, tensors=slices, turn=False)
         for name in self.nonnegative:
             about = f"{name} is negative, its new value is not: detects clipping of the input."
             ordinary = self.tensor(name, 0, (4,))

@@ -27,6 +27,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeAlias
 
+from onnxopt_cli.core.process_control import share_descriptors
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.workers.processes import (
     children,
@@ -104,10 +105,9 @@ def memory_files(process: int) -> dict[FileKey, int]:
     written a file that the process only reads.
     """
     sizes = {}
-    # A thread can have descriptors of its own.
-    for thread in thread_folders(process):
+    for thread in _threads_with_own_descriptors(process):
         targets = _open_paths(thread)
-        mounts = {**_mounts("/proc/self"), **_mounts(thread)} if targets else {}
+        mounts = _mounts(thread) if targets else {}
         for descriptor, target in targets.items():
             with suppress(OSError):
                 if _is_in_memory(thread, descriptor, target, mounts):
@@ -115,6 +115,16 @@ def memory_files(process: int) -> dict[FileKey, int]:
                     if stat.S_ISREG(status.st_mode):
                         sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sizes
+
+
+def _threads_with_own_descriptors(process: int) -> list[str]:
+    """Return the folders in /proc of threads, one for each table of descriptors of a process."""
+    folders: dict[int, str] = {}
+    for folder in thread_folders(process):
+        thread = int(os.path.basename(folder))  # noqa: PTH119 - runs after every case
+        if not any(share_descriptors(thread, other) for other in folders):
+            folders[thread] = folder
+    return [*folders.values()]
 
 
 def _open_paths(thread: str) -> dict[str, str]:
@@ -154,12 +164,21 @@ def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[byt
 
 
 def _mounts(thread: str) -> dict[bytes, bytes]:
-    """Return the type of the file system of each mount that a thread sees, by the mount's id."""
-    mounts = {}
-    with suppress(OSError):
-        for line in read_proc(f"{thread}/mountinfo").splitlines():
-            mount, _, file_system = line.partition(b" - ")
-            mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
+    """Return the type of the file system of each mount, by the mount's id.
+
+    The mounts are those that the thread or this process sees.
+    """
+    mounts: dict[bytes, bytes] = {}
+    namespaces: set[str] = set()
+    for folder in ("/proc/self", thread):
+        with suppress(OSError):
+            namespace = os.readlink(f"{folder}/ns/mnt")  # noqa: PTH115 - runs after every case
+            if namespace in namespaces:
+                continue
+            namespaces.add(namespace)
+            for line in read_proc(f"{folder}/mountinfo").splitlines():
+                mount, _, file_system = line.partition(b" - ")
+                mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
     return mounts
 
 
