@@ -90,6 +90,7 @@ def _empty() -> Iterator[tuple[str, str, Generator]]:
     yield "Tile", "no_repeats", fixed_node(some, int64s(0, 2))
     yield "Pad", "empty_data", fixed_node(none, int64s(1, 0, 0, 1), np.array(2.5, np.float32))
     yield "Expand", "empty", fixed_node(np.zeros((1, 0), np.float32), int64s(3, 0))
+    yield "Expand", "to_empty", fixed_node(np.ones((1, 1), np.float32), int64s(3, 0))
     yield "Split", "empty_part", fixed_node(some, int64s(0, 2), axis=0, outputs=2)
     yield "Cast", "empty", fixed_node(none, to=TensorProto.INT64)
     yield "Softmax", "empty", fixed_node(none, axis=1)

@@ -347,7 +347,7 @@ def _matrix_scales() -> Iterator[tuple[str, str, Generator]]:
 
 def _many_operands() -> Iterator[tuple[str, str, Generator]]:
     """Yield nodes of one operand, and of more operands than an implementation may expect."""
-    rows = [np.array([[k + 0.5, -k]], np.float32) * (-1) ** k for k in range(1, 18)]
+    rows = [np.array([[k + 0.5, -k]], np.float32) * (-1) ** k for k in range(1, 66)]
     for operator in ("Sum", "Mean", "Max", "Min"):
         yield operator, "many", fixed_node(*rows)
         yield operator, "single", fixed_node(rows[0])

@@ -350,7 +350,7 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
         yield operator, "inner_row", partial(_square, shapes=((2, 3, 2), (2, 1, 2)))
         yield operator, "empty", partial(_square, shapes=((0, 1), (1, 0)))
-        yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 1, 2, 2, 1)))
+        yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 2, 2, 2, 1)))
         yield operator, "scalars", partial(_square, shapes=((), ()))
         yield operator, "scalar_first", partial(_square, shapes=((), (2, 3)))
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
