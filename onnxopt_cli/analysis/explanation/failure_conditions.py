@@ -233,11 +233,13 @@ class _Search(ConditionQueries):
         """Return whether the conditions hold for nearly all elements of nearly all inputs."""
         if np.mean(predicted) <= _MAX_INPUTS_SHARE:
             return False
-        shares = [
-            np.mean(meeting_columns(conditions, self._table(candidate)[0]).all(axis=0))
+        columns = [
+            meeting_columns(conditions, self._table(candidate)[0]).all(axis=0)
             for candidate in candidates
         ]
-        return bool(np.nanmean(shares) > _MAX_INPUTS_SHARE)
+        # An input may have no elements.
+        shares = [meeting.mean() for meeting in columns if meeting.size]
+        return bool(shares) and bool(np.mean(shares) > _MAX_INPUTS_SHARE)
 
     def _reaches_enough(self, failing: Sequence[Sample], met: Sequence[Sample]) -> bool:
         """Return whether a condition explains enough failures to be reported."""
