@@ -524,8 +524,8 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
         yield "LabelEncoder", f"repeated_{keys}", map_keys
     numbers = partial(_repeated_keys, keys="floats", values="int64s")
     yield "LabelEncoder", "repeated_floats_numbers", numbers
-    fractions = {"offset": [0.5, -1.25, 2.0], "scale": [2.0, 0.5, 1.5]}
-    yield "Scaler", "fractions_int64", fixed_node(np.array([[1, -3, 7], [0, 4, -2]]), **fractions)
+    scaled = fixed_node(int64s([1, -3, 7]), offset=[0.5, -1.25, 2.0], scale=[2.0, 0.5, 1.5])
+    yield "Scaler", "fractions_int64", scaled
     for norm in ("L1", "L2", "MAX"):
         yield "Normalizer", f"zeros_{norm.lower()}", partial(_normalizer_zeros, norm=norm)
         # The squares of the elements are in the range of int64.
