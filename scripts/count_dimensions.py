@@ -64,7 +64,7 @@ DIMENSIONS: Mapping[str, Callable[[CaseTemplate], bool]] = {
     ),
     "refusals": lambda case: case.rejects,
     "counts beyond 2^32 + 1": lambda case: abs(_count(case)) > 2**32 + 1,
-    "odd counts from 2^31 on, an attribute -1": lambda case: (
+    "odd counts of at least 2^31, with an attribute of -1": lambda case: (
         _count(case) > 2**31 and _count(case) % 2 == 1 and -1.0 in _numbers(case)
     ),
     "attributes beyond 1e30 or percents below 1e-5": lambda case: any(

@@ -41,7 +41,8 @@ def main() -> int:
                     count_differences(counts, long_double.branch, quad.branch)
     for description, count in counts.items():
         print(f"{description:40}{count:10,}")
-    return int(any(counts[f"verdicts differ at {share} of the bound"] for share in SHARES))
+    differing = "verdicts that differ for values at {} of the bound"
+    return int(any(counts[differing.format(share)] for share in SHARES))
 
 
 def count_differences(counts: Counter[str], long_double: Branch, quad: Branch) -> None:
@@ -55,9 +56,9 @@ def count_differences(counts: Counter[str], long_double: Branch, quad: Branch) -
             for share in SHARES:
                 moved = expected + sign * share * limit
                 differing = differing_verdicts(long_double, quad, moved)
-                counts[f"verdicts differ at {share} of the bound"] += differing
+                counts[f"verdicts that differ for values at {share} of the bound"] += differing
             last = expected + sign * limit
-            counts["verdicts differ within one ulp of the bound"] += sum(
+            counts["verdicts that differ for values within one ulp of the bound"] += sum(
                 differing_verdicts(long_double, quad, last + step * np.spacing(last))
                 for step in (-1, 0, 1)
             )

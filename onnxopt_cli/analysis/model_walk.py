@@ -1,10 +1,10 @@
 """A walk over the nodes of a model in the order of the graph, with the values of each node.
 
 The values come from the reference oracle, rounded to the model's types. The outputs of operators
-that the oracle cannot compute come from the backend. Values that exceed a memory limit are kept in
-temporary files. The walk includes the branch of an If that is taken, and the first iterations of a
-Loop or Scan. The functions of the model must have been inlined. A node whose values exceed a limit
-has no outputs.
+that the oracle cannot compute come from the backend. Values that do not fit in memory are kept in
+temporary files. If the values of a node are too large even for temporary files, its outputs are not
+computed. The walk includes the branch of an If that is taken, and the first iterations of a Loop or
+Scan. The functions of the model must have been inlined.
 """
 
 from __future__ import annotations

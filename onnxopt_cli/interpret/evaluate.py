@@ -417,7 +417,7 @@ def _plain(operand: Any) -> Any:
 
 
 def _expression(operand: Any) -> object:
-    # Key constants by type and repr: 1 == 1.0, and NaN != NaN.
+    # The key of a constant consists of its type and repr, because 1 == 1.0 and NaN != NaN.
     return operand.expression if isinstance(operand, _Operand) else (type(operand), repr(operand))
 
 

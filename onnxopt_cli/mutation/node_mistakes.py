@@ -280,7 +280,7 @@ def _at_least_0(number: int) -> int:
     return max(number, 0)
 
 
-#: Wrong limits of numbers in programs, by name; each function limits a number.
+#: Changes that a wrong implementation may make to a number, by name.
 _LIMITS: dict[str, Callable[[float], float]] = {
     "raised to at least 0": lambda number: max(number, 0.0),
     "raised to at least 1": lambda number: max(number, 1.0),

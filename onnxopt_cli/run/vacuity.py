@@ -57,7 +57,7 @@ _PLAIN_SHAPE = (3,)
 # The inputs of the second node of a pair are those of the first node times this factor. The factor
 # is positive, so that signs do not change.
 _FACTOR = 1.25
-# The values of T for plain nodes.
+# The update counts T of plain nodes.
 _COUNTS = (0, 1, 10)
 # This number of elements is compared first, because different tensors usually differ in their first
 # elements.

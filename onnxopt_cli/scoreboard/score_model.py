@@ -255,7 +255,7 @@ def read_scores(
         scoreboard: the backends and the folder of the logs.
         cases: all cases of the suites.
         chosen: the cases that the site shows.
-        rows: the row of each case.
+        rows: for each case, the row of the matrix in which it is counted.
         versions: the version of each backend that was started, by label and specification.
         tell: shows a notice about a file that cannot be used.
     """

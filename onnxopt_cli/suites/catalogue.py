@@ -120,9 +120,9 @@ def named_suite(
 ) -> tuple[list[Case], list[Fault]]:
     """Return the cases of one of :func:`suite_names`, and the faults in the suite's files.
 
-    If ``stem`` is given, a generated suite is limited to the operator whose file has this stem. The
-    gallery is limited to the runtime whose adapter has this name. If no operator or adapter matches
-    ``stem``, all cases are returned.
+    If ``stem`` is given, a generated suite is limited to the operator whose file has this stem, and
+    the suite ``gallery`` to the runtime whose adapter is named ``stem``. If no operator or adapter
+    matches ``stem``, all cases are returned.
     """
     if name in CORPORA:
         return corpus(name, open_progress)

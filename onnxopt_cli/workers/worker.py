@@ -408,7 +408,7 @@ class _WorkerProcess:
                 selector.register(descriptor, selectors.EVENT_READ)
 
     def shared_files(self, input_bytes: int, output_bytes: int) -> dict[FileKey, int]:
-        """Return the bytes of each file in memory that do not count as memory of the worker.
+        """Return, for each file in memory, how many of its bytes the worker does not hold.
 
         Args:
             input_bytes: size of the inputs in shared memory.

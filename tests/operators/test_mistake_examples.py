@@ -41,6 +41,10 @@ OF_TYPES = {
 }  # fmt: skip
 
 
+def test_every_operator_has_a_table_of_examples():
+    assert TABLES.keys() == {operator.name for operator in registry().operators}
+
+
 def tolerance(mistake):
     """Return the relative tolerance of an example; it is larger for defaults rounded to float32."""
     return 2e-8 if mistake.startswith("epsilon defaults to") else 1e-12

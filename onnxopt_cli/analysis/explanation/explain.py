@@ -179,8 +179,9 @@ class SearchClock:
 
     def __init__(self) -> None:
         self.evaluations = 0
-        # Seconds that the backends took, without the seconds in which this process ran or waited
-        # for a processor. The processor time of other processes is added.
+        # The sum of two times: the seconds that the backends took, without the seconds in which
+        # this process ran or waited for a processor; and the processor time of the processes that
+        # worked for the search.
         self._waited = 0.0
 
     def now(self) -> float:

@@ -69,7 +69,10 @@ class Choices(Protocol):
     """Makes the choices of a generator."""
 
     def integer(self, least: int, most: int) -> int:
-        """Return an integer from least to most; the integer nearest to zero is the simplest."""
+        """Return an integer between ``least`` and ``most``.
+
+        A search for a simpler node prefers the integer nearest to zero.
+        """
         ...
 
 
