@@ -457,6 +457,9 @@ def _is_in_domain(node: BoundNode) -> bool:
     """
     if not all(_is_valid_attribute(name, value) for name, value in node.attributes.items()):
         return False
+    # The specification states no default for the parameters of kernels.
+    if "kernel_params" in node.schema.attributes and "kernel_params" not in node.attributes:
+        return False
     for index, formal in enumerate(node.schema.inputs):
         array = node.operand(index)
         if array is None:

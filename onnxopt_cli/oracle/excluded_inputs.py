@@ -230,6 +230,13 @@ def _unpadded_length(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return _outside("the number of valid keys", operands[6], 0, operands[1].shape[-2])
 
 
+def _dropped_share(_attributes: _Attributes, operands: Sequence[Any]) -> str:
+    ratio, training = operands[1:3]
+    if ratio is None or training is None or not np.all(training) or 0 <= ratio.item() < 1:
+        return ""
+    return f"the ratio {ratio.item()}, which is not in [0, 1)"
+
+
 def _depth(_attributes: _Attributes, operands: Sequence[Any]) -> str:
     return _outside("the depth", operands[1], 0)
 
@@ -498,6 +505,7 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "GatherND"): _of_element_paths,
     ("", "LRN"): _normalized_window,
     ("", "MaxUnpool"): _unpooled_index,
+    ("", "Dropout"): _dropped_share,
     ("", "OneHot"): _depth,
     ("", "Pad"): _padded_axes,
     ("", "Range"): _range_step,

@@ -257,6 +257,12 @@ def test_index_outside_its_range_is_excluded(operator, attributes, operands_at, 
             "zero points of 1 elements instead of 2",
         ),
         ("Dropout", [X, X[0]], {}, "ratio of shape (4,) instead of a scalar"),
+        (
+            "Dropout",
+            [X, np.float32(1.5), np.array(True)],
+            {},
+            "the ratio 1.5, which is not in [0, 1)",
+        ),
         ("Expand", [X, integers([[3, 4]])], {}, "shape of shape (1, 2) instead of a vector"),
         ("Gemm", [X, X, X[0]], {"transB": 1}, "which does not broadcast to (3, 3)"),
         (
@@ -316,6 +322,7 @@ def test_inputs_without_a_defined_result_are_excluded(operator, operands, attrib
         ("ConvTranspose", [IMAGES, IMAGES[:1]], {"pads": [-1] * 4, "output_shape": [6, 6]}),
         ("Clip", [X, X[0, :1]], {}),
         ("MatMulInteger", [BYTES, BYTES, np.zeros((2, 1, 4, 1), np.uint8)], {}),
+        ("Dropout", [X, np.float32(1.5), np.array(False)], {}),
     ],
 )
 def test_unusual_but_defined_inputs_are_not_excluded(operator, operands, attributes):

@@ -142,7 +142,7 @@ def _trees() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
-    """Yield a support vector machine whose classes are texts."""
+    """Yield support vector machines with classes that are texts, and with integers."""
     # Each of the three pairs of classes votes on each row. In each row, a different class gets two
     # of the votes.
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)
@@ -156,6 +156,16 @@ def _machines() -> Iterator[tuple[str, str, Generator]]:
     }
     texts = ["b", "a", "\u00e9"]
     yield "SVMClassifier", "texts", fixed_node(x, outputs=2, classlabels_strings=texts, **machine)
+    regressor: dict[str, Any] = {
+        "support_vectors": [0.5, 1.0, -1.0, 2.0],
+        "coefficients": [1.0, -0.5],
+        "rho": [-0.25],
+        "n_supports": 2,
+    }
+    signed = np.array([[-300, 2], [70_001, -1], [5, -4]])
+    for kernel, parameters in (("LINEAR", [0.0, 0.0, 0.0]), ("SIGMOID", [0.25, 0.5, 0.0])):
+        integers = fixed_node(signed, kernel_type=kernel, kernel_params=parameters, **regressor)
+        yield "SVMRegressor", f"integers_{kernel.lower()}", integers
 
 
 def _scores() -> Iterator[tuple[str, str, Generator]]:
