@@ -24,6 +24,7 @@ from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS, choices
 from onnxopt_cli.mutation.proofs import SIGNED_ATTRIBUTES, has_single_value
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
+from onnxopt_cli.oracle.distributions import is_random
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
 from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.oracle.patching import corrected
@@ -512,7 +513,11 @@ def _is_valid_attribute(name: str, value: Any) -> bool:
 
 
 def _is_excluded(message: onnx.NodeProto, node: BoundNode) -> bool:
-    return bool(excluded_input(message, node.operands, opset=node.opset, is_model=True))
+    """Return whether the specification defines no result for a node, or a random one."""
+    if excluded_input(message, node.operands, opset=node.opset, is_model=True):
+        return True
+    inputs = dict(zip(message.input, node.operands, strict=False))
+    return is_random(message, node.opset, inputs)
 
 
 def _computed(node: BoundNode) -> Variation | None:
@@ -581,7 +586,8 @@ def _redrawn(random: Random, array: Array, index: int) -> Array:
     draw = _generator(random)
     kind = "f" if array.dtype.name == "bfloat16" else array.dtype.kind
     if kind == "b":
-        return draw.rand(*array.shape) < random.choice((0.2, 0.5, 0.8))
+        # Without axes, NumPy's generator returns a float.
+        return np.asarray(draw.rand(*array.shape) < random.choice((0.2, 0.5, 0.8)))
     if kind in "iu":
         return _integers(random, draw, array, index)
     if kind == "f":
