@@ -22,9 +22,10 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum, auto
+from functools import cache, partial
 from typing import TypeAlias
 
 from onnxopt_cli.core.process_control import share_descriptors
@@ -106,9 +107,8 @@ def memory_files(process: int) -> dict[FileKey, int]:
     """
     sizes = {}
     for thread in _threads_with_own_descriptors(process):
-        targets = _open_paths(thread)
-        mounts = _mounts(thread) if targets else {}
-        for descriptor, target in targets.items():
+        mounts = cache(partial(_mounts, thread))
+        for descriptor, target in _open_paths(thread).items():
             with suppress(OSError):
                 if _is_in_memory(thread, descriptor, target, mounts):
                     status = os.stat(f"{thread}/fd/{descriptor}")  # noqa: PTH116 - runs after every case
@@ -145,22 +145,30 @@ def _open_paths(thread: str) -> dict[str, str]:
     return targets
 
 
-def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[bytes, bytes]) -> bool:
+def _is_in_memory(
+    thread: str, descriptor: str, target: str, mounts: Callable[[], Mapping[bytes, bytes]]
+) -> bool:
     """Return whether a descriptor denotes a memfd, or another file in memory that counts.
 
     The file itself is not accessed, because the backend may control its file system.
+
+    Args:
+        thread: the folder in /proc of the thread that has the descriptor.
+        descriptor: the number of the descriptor.
+        target: the path of its file.
+        mounts: returns the file systems of mounts, see :func:`_mounts`.
     """
+    if target.startswith(_MEMFD_PREFIX):
+        return True
     lines = read_proc(f"{thread}/fdinfo/{descriptor}").splitlines()
     information = dict(line.split(None, 1) for line in lines)
     mount = information.get(b"mnt_id:")
     if mount is None:
         # gVisor does not state the mount.
-        return target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
-    if mount not in mounts:
-        return target.startswith(_MEMFD_PREFIX)
+        return target.startswith(_SHARED_PREFIX)
     is_read_only = int(information[b"flags:"], 8) & os.O_ACCMODE == os.O_RDONLY
     counts = target.endswith(_DELETED_SUFFIX) or not is_read_only
-    return counts and mounts[mount] in _MEMORY_FILE_SYSTEMS
+    return counts and mounts().get(mount) in _MEMORY_FILE_SYSTEMS
 
 
 def _mounts(thread: str) -> dict[bytes, bytes]:

@@ -265,7 +265,7 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
         if registry().find(node.domain, node.op_type) is not None
         for name in node.output
     }
-    for graph in graphs_of(model):
+    for graph in graphs_of(model) if yielded else ():
         for value in (*graph.output, *graph.value_info):
             if value.name in yielded and value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")

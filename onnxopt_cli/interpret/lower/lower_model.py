@@ -247,6 +247,8 @@ def refuse_endless_functions(model: onnx.ModelProto) -> None:
     Raises:
         NodeError: if functions are recursive, or have too many nodes after inlining.
     """
+    if not model.functions:
+        return
     bodies = _bodies(model)
     sizes: dict[FunctionId, int] = {}
     for function_id in _callees_first(bodies):
