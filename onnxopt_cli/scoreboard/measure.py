@@ -151,7 +151,7 @@ class _BackendRuns:
         except BackendUnavailable as error:
             # The reason omits the name of the backend, because the message begins with its label.
             reason = start_problem(error, specification)
-            message = "\n".join(filter(None, (reason, error.hint)))
+            message = "; ".join(filter(None, (reason, error.hint)))
             self._store.keep_failed_start(specification, message)
             self._conditions.tell(f"{label} could not be started: {reason}")
             return None
