@@ -257,14 +257,14 @@ class ConditionQueries(ConditionFitting):
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
         """Submit new inputs; yield whether each input meets the conditions and whether it fails."""
         for candidate in self._with_plain_numbers(conditions):
-            if seen := self._observe(candidate.call):
-                yield self._meets(conditions, seen), seen.failed
+            if sample := self._observe(candidate.call):
+                yield self._meets(conditions, sample), sample.failed
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)
-            if remaining[meets] and (seen := self._observe(candidate.call)):
+            if remaining[meets] and (sample := self._observe(candidate.call)):
                 remaining[meets] -= 1
-                yield self._meets(conditions, seen), seen.failed
+                yield self._meets(conditions, sample), sample.failed
             if not +remaining:
                 return
 
