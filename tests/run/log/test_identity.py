@@ -218,13 +218,16 @@ class Backend:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ("np.save('y.npy', np.float32([9, 9]))", "y.npy"),
-        ("open('node/test_add/data.json', 'w').write('{\"rtol\": 9.0}')", "data.json"),
+        # Each call of the backend changes the file again, so that the file also changes after the
+        # runner has read it.
+        ("np.save('y.npy', np.append(np.load('y.npy'), np.float32(9)))", "y.npy"),
+        ("open('node/test_add/data.json', 'a').write(' ')", "data.json"),
         ("open('plugin.py', 'a').write('#')", "plugin.py"),
     ],
 )
 def test_file_that_changes_during_the_run_is_named(place, onnxopt, change, name):
     (place / "plugin.py").write_text(MEDDLER.format(change=change))
+    (place / "node" / "test_add" / "data.json").write_text('{"rtol": 0.001}')
     answer = onnxopt(*ARGUMENTS, "-j", "1", "--log", "run.jsonl")
     assert answer.code == 2
     assert "changed during the run" in answer.out
