@@ -208,7 +208,8 @@ def load_cases(
 
     Args:
         targets: files, folders, names of suites, and ids. The default is the folder ``cases`` or,
-            if this folder does not exist, the suites of onnxopt.
+            if this folder does not exist, the suites of the operators with a formula, except
+            ``pairwise`` and ``large``.
         patterns: ids, globs or parts of ids; a case must match at least one of them.
         operators: names of operators; the model of a case must contain at least one of them.
         tags: tags; a case must have at least one of them.

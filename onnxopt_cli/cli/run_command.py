@@ -45,7 +45,7 @@ def command(context: click.Context, **options: Any) -> int:
     """Run cases on a backend and judge every output.
 
     Without a target, the cases come from ./cases or, without this folder, from the suites of
-    onnxopt.
+    the operators with a formula.
 
     \b
     onnxopt run cases/ -b onnxruntime

@@ -62,7 +62,7 @@ def _counts(score: MutationScore) -> Table:
     automatic_note = "; ".join(["killed", *_equivalence(score)])
     if stillborn:
         automatic_note += f", {stillborn} fail on every node"
-    used = "none installed"
+    used = "none has run"
     if score.right:
         most = max(score.right, key=lambda verdict: verdict.largest)
         used = f"largest error / tolerance {short_error(most.largest)} ({most.name})"
