@@ -317,7 +317,9 @@ def _of_option(option: str) -> Iterator[Path]:
 
     The text ``./x`` may stand for ``./x.js``, because an interpreter may add the suffix.
     """
-    values = re.split(r"[\s=:,;@]", option.replace("file://", "="))
+    # A path itself may contain a separator.
+    parts = re.split(r"[\s=:,;@]", option.replace("file://", "="))
+    values = [option, option.partition("=")[2], *parts]
     for text in dict.fromkeys(text for value in values for text in (value, value[2:]) if text):
         path = Path(text)
         if stat.S_ISREG(_mode(path)):

@@ -27,10 +27,6 @@ _SET_DUMPABLE = 4
 _SET_CHILD_SUBREAPER = 36
 _GET_CHILD_SUBREAPER = 37
 _NEW_PID_NAMESPACE = 0x20000000
-# The number of the system call kcmp by machine, and the argument that compares tables of
-# descriptors.
-_KCMP = {"x86_64": 312, "aarch64": 272}
-_DESCRIPTORS = 2
 
 
 def become_subreaper() -> bool:
@@ -55,14 +51,6 @@ def can_close_to_others() -> bool:
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
     # State 2 also denies inspection, but only the kernel may set this state.
     return open_now >= 0 and (open_now > 1 or not _LIBC.prctl(_SET_DUMPABLE, open_now, 0, 0, 0))
-
-
-def share_descriptors(first: int, second: int) -> bool:
-    """Return whether two threads use the same table of descriptors; False if this is unknown."""
-    kcmp = _KCMP.get(os.uname().machine) if sys.platform == "linux" else None
-    if kcmp is None or sys.maxsize < 1 << 32:
-        return False
-    return not _LIBC.syscall(kcmp, first, second, _DESCRIPTORS, 0, 0)
 
 
 def begin_pid_namespace() -> bool:

@@ -13,7 +13,7 @@ cannot be used either, because it includes the runner.
 **Leaks.** Growth alone does not prove a leak: first imports of modules, and caches, also need
 memory. The worker therefore runs a case again if the worker's resources have grown. Only resources
 that grow with every run, and that the worker still holds a moment later, are reported. A process
-that has lost its parent is reported immediately, because no process will wait for it.
+that has lost its parent is reported at once, since no process will wait for it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum, auto
-from functools import cache, partial
 from typing import TypeAlias
 
-from onnxopt_cli.core.process_control import share_descriptors
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.workers.processes import (
     children,
@@ -106,25 +104,18 @@ def memory_files(process: int) -> dict[FileKey, int]:
     written a file that the process only reads.
     """
     sizes = {}
-    for thread in _threads_with_own_descriptors(process):
-        mounts = cache(partial(_mounts, thread))
-        for descriptor, target in _open_paths(thread).items():
+    # A thread can have descriptors and mounts of its own.
+    mounts_by_namespace: dict[str, Mapping[bytes, bytes]] = {}
+    for thread in thread_folders(process):
+        targets = _open_paths(thread)
+        mounts = _visible_mounts(thread, mounts_by_namespace) if targets else {}
+        for descriptor, target in targets.items():
             with suppress(OSError):
                 if _is_in_memory(thread, descriptor, target, mounts):
                     status = os.stat(f"{thread}/fd/{descriptor}")  # noqa: PTH116 - runs after every case
                     if stat.S_ISREG(status.st_mode):
                         sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sizes
-
-
-def _threads_with_own_descriptors(process: int) -> list[str]:
-    """Return the folders in /proc of threads, one for each table of descriptors of a process."""
-    folders: dict[int, str] = {}
-    for folder in thread_folders(process):
-        thread = int(os.path.basename(folder))  # noqa: PTH119 - runs after every case
-        if not any(share_descriptors(thread, known_thread) for known_thread in folders):
-            folders[thread] = folder
-    return [*folders.values()]
 
 
 def _open_paths(thread: str) -> dict[str, str]:
@@ -145,48 +136,48 @@ def _open_paths(thread: str) -> dict[str, str]:
     return targets
 
 
-def _is_in_memory(
-    thread: str, descriptor: str, target: str, mounts: Callable[[], Mapping[bytes, bytes]]
-) -> bool:
+def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[bytes, bytes]) -> bool:
     """Return whether a descriptor denotes a memfd, or another file in memory that counts.
 
     The file itself is not accessed, because the backend may control its file system.
-
-    Args:
-        thread: the folder in /proc of the thread that has the descriptor.
-        descriptor: the number of the descriptor.
-        target: the path of its file.
-        mounts: returns the file systems of mounts, see :func:`_mounts`.
     """
-    if target.startswith(_MEMFD_PREFIX):
-        return True
     lines = read_proc(f"{thread}/fdinfo/{descriptor}").splitlines()
     information = dict(line.split(None, 1) for line in lines)
     mount = information.get(b"mnt_id:")
     if mount is None:
         # gVisor does not state the mount.
-        return target.startswith(_SHARED_PREFIX)
+        return target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
+    if mount not in mounts:
+        return target.startswith(_MEMFD_PREFIX)
     is_read_only = int(information[b"flags:"], 8) & os.O_ACCMODE == os.O_RDONLY
     counts = target.endswith(_DELETED_SUFFIX) or not is_read_only
-    return counts and mounts().get(mount) in _MEMORY_FILE_SYSTEMS
+    return counts and mounts[mount] in _MEMORY_FILE_SYSTEMS
 
 
-def _mounts(thread: str) -> dict[bytes, bytes]:
-    """Return the type of the file system of each mount, by the mount's id.
+def _visible_mounts(thread: str, known: dict[str, Mapping[bytes, bytes]]) -> Mapping[bytes, bytes]:
+    """Return the mounts that this process or a thread sees, see :func:`_mounts`.
 
-    The mounts are those that the thread or this process sees.
+    Args:
+        thread: the folder in /proc of the thread.
+        known: the mounts of the mount namespaces that have been read; further ones are added.
     """
     mounts: dict[bytes, bytes] = {}
-    namespaces: set[str] = set()
     for folder in ("/proc/self", thread):
         with suppress(OSError):
             namespace = os.readlink(f"{folder}/ns/mnt")  # noqa: PTH115 - runs after every case
-            if namespace in namespaces:
-                continue
-            namespaces.add(namespace)
-            for line in read_proc(f"{folder}/mountinfo").splitlines():
-                mount, _, file_system = line.partition(b" - ")
-                mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
+            if namespace not in known:
+                known[namespace] = _mounts(folder)
+            mounts |= known[namespace]
+    return mounts
+
+
+def _mounts(thread: str) -> dict[bytes, bytes]:
+    """Return the type of the file system of each mount that a thread sees, by the mount's id."""
+    mounts = {}
+    with suppress(OSError):
+        for line in read_proc(f"{thread}/mountinfo").splitlines():
+            mount, _, file_system = line.partition(b" - ")
+            mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
     return mounts
 
 

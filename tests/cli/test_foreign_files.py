@@ -158,6 +158,11 @@ FOREIGN_CODE = {
         f"home/.local/{SITE_PACKAGES.removeprefix('venv/')}/usercustomize.py",
     ),
     "folder in any variable": ("python:be.py:run", {"ACME_PLUGINS": "HERE/lib"}, "lib/plugin.so"),
+    "path with a space": (
+        "python:be.py:run",
+        {"ACME": "HERE/all plugins/x.so"},
+        "all plugins/x.so",
+    ),
     "path in any variable": ("exec:be.py", {"ACME": "load=file://HERE/plugin.so"}, "plugin.so"),
     "configuration of an interpreter": ("exec:venv/bin/python be.py", {}, "venv/pyvenv.cfg"),
 }

@@ -86,18 +86,23 @@ class EndedFirstThread(Backend):
 
 class OwnMount(Backend):
     # A file in a tmpfs that only a child process sees.
-    def hold(self):
-        user, group, libc = os.getuid(), os.getgid(), ctypes.CDLL(None)
-        folder = os.environ["TMPDIR"].encode()
-        assert not libc.unshare(0x10020000)  # CLONE_NEWUSER, CLONE_NEWNS
+    def begin_namespace(self):
+        user, group = os.getuid(), os.getgid()
+        assert not ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
         maps = {"setgroups": "deny", "uid_map": f"0 {user} 1", "gid_map": f"0 {group} 1"}
         for name, text in maps.items():
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
+    def mount(self):
+        libc, folder = ctypes.CDLL(None), os.environ["TMPDIR"].encode()
+        assert not libc.unshare(0x20000)  # CLONE_NEWNS
         assert not libc.mount(b"none", folder, b"tmpfs", 0, None)
         with open(folder + b"/held", "wb", buffering=0) as file:
             filled(file.fileno(), 500)
             time.sleep(5)
+    def hold(self):
+        self.begin_namespace()
+        self.mount()
     def act(self):
         child = os.fork()
         if not child:
@@ -106,6 +111,14 @@ class OwnMount(Backend):
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
+
+class MountOfThread(OwnMount):
+    # A file in a tmpfs that only a thread sees.
+    def hold(self):
+        self.begin_namespace()
+        thread = threading.Thread(target=self.mount)
+        thread.start()
+        thread.join()
 
 class Grows(Backend):
     held = None
@@ -226,10 +239,11 @@ def test_mapped_file_on_a_disk_does_not_count():
         "ThreadOfItsOwn",
         "EndedFirstThread",
         "OwnMount",
+        "MountOfThread",
     ],
 )
 def test_memory_of_every_kind_counts_against_the_limit(tmp_path, backend):
-    if backend == "OwnMount" and os.system("unshare -Urm true") != 0:  # noqa: S605, S607
+    if "Mount" in backend and os.system("unshare -Urm true") != 0:  # noqa: S605, S607
         pytest.skip("needs user namespaces")
     (tmp_path / "memory.py").write_text(BACKENDS)
     write_cases(tmp_path, {"good": 0.25})

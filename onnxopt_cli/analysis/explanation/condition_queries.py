@@ -227,7 +227,13 @@ class ConditionQueries(ConditionFitting):
     def _survives_proof(self) -> bool:
         """Return whether the results of new inputs agree with the plainest path's conditions."""
         met = Counter[bool]()
-        for meets, failed in self._outcomes(self._paths[0].conditions):
+        conditions = self._paths[0].conditions
+        # Variations of a single failing input may refute the conditions, but do not support them.
+        for candidate in self._with_plain_numbers(conditions):
+            sample = self._observe(candidate.call)
+            if sample and self._meets(conditions, sample) and not sample.failed:
+                return False
+        for meets, failed in self._outcomes(conditions):
             # If failures may have several causes, an input may also fail without meeting the
             # conditions.
             if meets != failed and not (failed and self._partial):
@@ -236,9 +242,10 @@ class ConditionQueries(ConditionFitting):
         return supports_wherever(met[True], met[False])
 
     def _with_plain_numbers(self, conditions: Sequence[Condition]) -> list[Sample]:
-        """Return variations of a failing node that meet conditions, in which one operand is 0 or 1.
+        """Return variations of a failing node that meet conditions, in which one number is 0 or 1.
 
-        Random inputs rarely contain these numbers, for which many faults have no effect.
+        The number is an operand, an attribute or an expected element. Random inputs rarely contain
+        these numbers, for which many faults have no effect.
         """
         base = next(
             (each for each in self._samples if each.failed and self._meets(conditions, each)), None
@@ -256,9 +263,6 @@ class ConditionQueries(ConditionFitting):
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
         """Submit new inputs; yield whether each input meets the conditions and whether it fails."""
-        for candidate in self._with_plain_numbers(conditions):
-            if sample := self._observe(candidate.call):
-                yield self._meets(conditions, sample), sample.failed
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})
         for candidate in self._drawn(MAX_DRAWN_TO_PROVE, wide=True):
             meets = self._meets(conditions, candidate)
