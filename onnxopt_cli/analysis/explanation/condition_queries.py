@@ -251,9 +251,10 @@ class ConditionQueries(ConditionFitting):
             (each for each in self._samples if each.failed and self._meets(conditions, each)), None
         )
         candidates = []
-        for feature, number in product(self._features if base else (), (0.0, 1.0)):
+        numbers = [feature for feature in self._features if feature.kind == "number"]
+        for feature, number in product(numbers if base else (), (0.0, 1.0)):
             call = feature.vary(base.call, number) if base and feature.vary else None
-            if call is None or feature.kind != "number":
+            if call is None:
                 continue
             branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
             candidate = self._sampled(call, branches)

@@ -1021,6 +1021,20 @@ def test_some_generated_nodes_change_the_rank_or_the_sign_of_a_passing_node():
     assert any((x >= 0).all() for x in floats)
 
 
+def test_nodes_with_random_results_are_not_generated():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 13]> g (float[6] x, float ratio, bool training) => '
+        "(float[6] y) { y = Dropout(x, ratio, training) }"
+    )
+    x, ratio = np.linspace(-1, 1, 6, dtype=np.float32), np.array(0.5, np.float32)
+    node = BoundNode.of(model, {"x": x, "ratio": ratio, "training": np.array(False)})
+    nodes = filter(None, islice(neighbours([node], [node], seed=1, seconds=1.0), 200))
+    trainings = {
+        bool(training) for node in nodes if (training := node.bound.operand(2)) is not None
+    }
+    assert trainings == {False}
+
+
 def test_kinds_of_values_are_generated_for_scalar_inputs():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 16]> g (float x) => (float y) { y = Abs(x) }'
