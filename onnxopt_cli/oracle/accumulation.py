@@ -64,7 +64,7 @@ _MIN_MAGNITUDE, _MAX_MAGNITUDE = 2.0**-30, 2.0**30
 _RANDOM_SHARE = 0.9
 # A 16-bit element is not examined if its terms cancel by more than this factor.
 _MAX_CANCELLATION = 64.0
-# A term may be lost systematically if it is less than _SMALL_TERM unit roundoffs of its sum.
+# A term may be lost systematically if it is smaller than _SMALL_TERM times u sum|ab|.
 _SMALL_TERM = 8.0
 # The number of randomly drawn products from which the loss of small terms is estimated.
 _DRAWN_TERMS = 4096
@@ -83,7 +83,7 @@ class AccumulationFinding:
 
     Attributes:
         text: a description.
-        fails: whether the probability of the finding for a correct algorithm is below 1e-9.
+        fails: whether a correct algorithm yields the finding with a probability below 1e-9.
     """
 
     text: str
@@ -95,7 +95,7 @@ class _Operation:
     """Sums of products, as a node computes them.
 
     Attributes:
-        equation: the sums as an equation of Einsum.
+        equation: the sums in the notation of Einsum, such as ``ij,jk->ik``.
         factors: the operands of the equation in double.
         addend: an operand in double that is added to the sums; None if nothing is added.
     """
@@ -246,7 +246,7 @@ def _operands(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[Array
 
 
 def _correct_outputs(operation: _Operation, sums: _Sums, dtype: np.dtype[Any]) -> list[Array]:
-    """Return the outputs of a node by a few correct algorithms."""
+    """Return the outputs that correct algorithms compute for a node, one array per algorithm."""
     if dtype != _SINGLE:
         with np.errstate(over="ignore"):
             return [sums.exact.astype(dtype)]
@@ -277,7 +277,7 @@ def _finding_of(output: Array, sums: _Sums) -> AccumulationFinding | None:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """The errors of sums.
+    """Rounding errors of the examined sums of an output.
 
     Attributes:
         errors: the errors, in units of u sum|ab|, or of u|y| for 16-bit outputs.
@@ -347,7 +347,7 @@ def _tested(
 
 
 def _largest_ratio(elements: int) -> float:
-    """Return the ratio a > 1 that mean squares exceed with the probability ``_FALSE_ALARM``."""
+    """Return the ratio a of Chernoff's bound in the module's docstring, for T = ``elements``."""
     ratio = 1.0
     while elements * (ratio - 1 - log(ratio)) < 2 * log(1 / _FALSE_ALARM):
         ratio += 1 / 64
@@ -398,7 +398,7 @@ def _operation(node: onnx.NodeProto, operands: Sequence[Array]) -> _Operation | 
 def _equation(
     node: onnx.NodeProto, arrays: Sequence[Array], attributes: Mapping[str, object]
 ) -> str | None:
-    """Return the sums of a node as an equation of Einsum; None if they are not supported."""
+    """Return the sums of a node in the notation of Einsum; None if they are not supported."""
     ranks = [array.ndim for array in arrays]
     match node.op_type:
         case "MatMul" if ranks == [2, 2]:

@@ -29,11 +29,12 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# The accepted error of the mean and of the mean square in :func:`_test_continuous`, in units of the
-# gap between the levels of neighbouring representable numbers. The numbers of a sample are rounded
-# to its dtype, which causes such an error.
+# The accepted error of the mean and of the mean square in :func:`_test_continuous`, which defines
+# the level of a number. The unit is the gap between the levels of neighbouring representable
+# numbers. The error occurs because the numbers of a sample are rounded to its dtype.
 _GRAINS = 8
-# The square of four standard deviations, in units of the variance. Smaller deviations need no test.
+# Deviations below four standard deviations need no test. This is the square of four standard
+# deviations in units of the variance.
 _LIKELY_VARIANCES = 16
 # The factor 1 / (1 - ratio) may be computed in the type of the ratio. A scaled element may
 # therefore have an error of _SCALING_ULPS ulps, or of _FACTOR_ROUNDINGS roundings in the type of
@@ -47,7 +48,7 @@ _RATIO, _TRAINING = 1, 2
 
 
 def drawn(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> dict[str, Drawn]:
-    """Return the tests of the outputs of a model; empty if it has no random operators.
+    """Return a test for each output of a model, by name; empty if no operator is random.
 
     If the model has several nodes, only the types and shapes of its outputs are tested.
     """
@@ -259,7 +260,7 @@ def _is_unlikely(weights: Array, chances: Array, values: Array, alarm: float) ->
 
 
 def _test_classes(logits: Array, sample: Array) -> str:
-    """Return why a frequency of a class, in one row or overall, is wrong; empty if none is."""
+    """Return which class has a wrong frequency, in one row or overall; empty if none has."""
     logits = logits.astype(np.float64)
     rows, classes = logits.shape[0], logits.shape[-1]
     chances = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -294,7 +295,8 @@ def _test_dropout(x: Array, keep: float, factor_error: float, sample: Array) -> 
     """
     wide, values = x.astype(np.float64), sample.astype(np.float64)
     right, largest = wide / keep, largest_finite(sample.dtype)
-    # Twice the gap at half of the magnitude is finite even for the largest number.
+    # At the largest number, np.spacing is infinite. Therefore use twice the spacing at half of the
+    # magnitude.
     half = (np.minimum(np.abs(right), largest) / 2).astype(sample.dtype)
     error_limit = _SCALING_ULPS * 2 * np.spacing(half).astype(np.float64)
     error_limit = np.maximum(error_limit, factor_error * np.minimum(np.abs(right), largest))

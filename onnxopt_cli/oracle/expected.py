@@ -57,7 +57,7 @@ class Expected:
         derive: a function that derives the error bounds of all outputs, by name in the node's
             order. None if the result does not come from a formula.
         alternatives: other correct results. All outputs of a backend must match the same result.
-        note: for an alternative, a remark for the results of backends that match it.
+        note: for an alternative, a remark that is added to the result of a backend that matches it.
         contested: whether this result follows from the second reading of an ambiguous
             specification.
         unknown: why onnxopt cannot compute the outputs of a case that stores none; empty if onnxopt

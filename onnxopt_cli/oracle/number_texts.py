@@ -1,6 +1,6 @@
-"""Outputs that are texts of floating-point numbers.
+"""Rules for judging outputs that are texts of floating-point numbers.
 
-The specification of Cast leaves the number of digits open.
+The specification of Cast leaves the number of digits open, so several texts of a number are right.
 """
 
 from __future__ import annotations

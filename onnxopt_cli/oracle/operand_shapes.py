@@ -259,7 +259,7 @@ def _attended(attributes: _Attributes, operands: Sequence[Any]) -> str:
 
 
 def _by_head(shape: _Shape, heads: int | None) -> _Shape:
-    """Return the shape of a tensor with a separate axis of heads, which tensors of rank 3 lack."""
+    """Return the shape of a tensor with an axis of heads, which is added if the rank is 3."""
     if heads is None or len(shape) != 3:  # noqa: PLR2004 - batch, sequence, heads and their elements
         return shape
     batch, length, elements = shape

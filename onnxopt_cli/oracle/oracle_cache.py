@@ -1,4 +1,4 @@
-"""The cache of condition estimates, which later runs reuse."""
+"""A cache of condition estimates for reuse by later runs."""
 
 from __future__ import annotations
 

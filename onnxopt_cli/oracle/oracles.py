@@ -53,7 +53,7 @@ class Oracles:
         return Expected({}, {}, unknown=reason)
 
     def known(self, problem: Problem) -> Expected | None:
-        """Return the result of the reference oracle if its estimate is in the cache."""
+        """Return the result of the reference oracle if its estimate is cached; otherwise None."""
         return self.reference.known(problem) if self.reference else None
 
 

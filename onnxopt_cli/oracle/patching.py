@@ -1,4 +1,4 @@
-"""Replacement of functions of onnx's reference and of NumPy, and errors of the reference.
+"""Replace functions of onnx's reference and of NumPy, and recognize errors of the reference.
 
 A correction of the reference registers its function with :func:`replaces`. The correction takes
 effect only inside a block in which :func:`replaced` applies :func:`replacements`.

@@ -1,4 +1,4 @@
-"""The condition estimate in the form of a backend.
+"""A backend that returns condition estimates of a model's outputs instead of the outputs.
 
 The backend runs in a worker, because a model may loop forever.
 

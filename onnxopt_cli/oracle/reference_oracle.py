@@ -410,9 +410,9 @@ def _of_reading(
 ) -> Expected:
     """Return an expected result with the estimate of one reading.
 
-    A stored output contradicts the reference if they differ by more than the tolerance of the case.
-    If they differ by more than rounding, but within the tolerance of the case, the output is judged
-    by this tolerance, which then states the reason.
+    A stored output contradicts the reference if it differs from the reference's output by more than
+    the tolerance of the case. If the difference is within this tolerance, but larger than rounding,
+    backends are judged by the tolerance of the case, and its ``reason`` states why.
     """
     outputs, tolerances = dict(expected.outputs), dict(expected.tolerances)
     contradictions: list[Diff] = []

@@ -99,10 +99,10 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return a function that computes the second reading, given the function for the first reading.
+    """Return ``second`` with ``first`` as its first argument, as a function or method.
 
-    ``functools.partial`` does not work for methods, because a partial object that is an attribute
-    of a class is not bound to instances.
+    ``functools.partial`` does not work for methods, because Python does not bind a partial object
+    to the instances of a class.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -163,7 +163,7 @@ def _largest_of_interpolated(
 
 
 def _adaptive_grid(roi: Array, attributes: Mapping[str, Any]) -> list[int]:
-    """Return the number of sampling points of a bin along each axis: its length, rounded up."""
+    """Return the number of sampling points along each axis: the length of a bin, rounded up."""
     extent = (roi[[3, 2]] - roi[[1, 0]]) * attributes["spatial_scale"]
     if attributes["coordinate_transformation_mode"].lower() != "half_pixel":
         extent = np.maximum(extent, 1)

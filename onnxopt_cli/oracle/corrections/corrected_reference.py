@@ -342,7 +342,10 @@ def _normalized(
 
 
 def _flattening(compute: Callable[[Array, int], Array]) -> Callable[..., tuple[Array]]:
-    """Return a correction that computes along ``axis``, or in early versions from ``axis`` on."""
+    """Return a correction that computes along ``axis``.
+
+    In early versions, all axes from ``axis`` on are treated as one axis.
+    """
 
     def run(node: Any, _original: Any, x: Array) -> tuple[Array]:
         flat, axis = x, node.axis

@@ -20,7 +20,7 @@ _BOOLEAN_MASK_VERSION = 10
 def _gathered(_original: Any, data: Array, axis: int, indices: Array) -> Array:
     """Gather along an axis.
 
-    Along the axes that are not gathered, there may be fewer indices than elements.
+    Along all other axes, there may be fewer indices than elements.
     """
     part = [slice(size) for size in indices.shape]
     part[axis] = slice(None)
@@ -119,13 +119,13 @@ def _shape_between(
 
 @replaces("op_squeeze.Squeeze_1._run")
 def _squeezed(_node: Any, _original: Any, x: Array, axes: Any = None) -> tuple[Array]:
-    """Accept the axes in any order. Each of them is an axis of the input."""
+    """Accept the axes in any order. They refer to the axes of the input."""
     return (np.squeeze(x, tuple(axes) if axes is not None and len(axes) else None),)
 
 
 @replaces("op_unsqueeze.Unsqueeze_1._run")
 def _unsqueezed(_node: Any, _original: Any, x: Array, axes: Any) -> tuple[Array]:
-    """Accept the axes in any order. Each of them is an axis of the output."""
+    """Accept the axes in any order. They refer to the axes of the output."""
     return (np.expand_dims(x, tuple(axes)),)
 
 
@@ -153,7 +153,7 @@ def _suppressed(
     *score_threshold: Any,
     **kwargs: Any,
 ) -> Any:
-    """Use 0 for an omitted number of boxes or overlap threshold, and accept scalars of rank 0."""
+    """Accept limits of rank 0. An omitted number of boxes or overlap threshold is 0."""
     limits = [np.zeros(1, np.int64) if max_boxes is None else max_boxes]
     limits += [np.zeros(1, boxes.dtype) if overlap is None else overlap, *score_threshold]
     flat = (None if limit is None else np.reshape(limit, -1) for limit in limits)

@@ -1,7 +1,7 @@
-"""Operators of ai.onnx.ml whose outputs are float32 for operands of every type.
+"""Operators of ai.onnx.ml whose outputs are float32, whatever the type of the operand.
 
-The operand may also be double, int32 or int64. The reference returns results in the type of the
-operand. It therefore truncates results to integers, and does not round doubles.
+The operand may be float32, double, int32 or int64. The reference returns results in the type of
+the operand. It therefore truncates results to integers, and does not round doubles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEAST_DIVISOR = 1e-30
 
 def in_single(x: Array) -> Array:
     """Return numbers as float32 or, in a model that is computed in double, as doubles."""
-    # While a model is computed in double, the name float32 of op_svm_helper's NumPy means float64.
+    # While a model is computed in double, ``op_svm_helper.np.float32`` is float64.
     names = reference_modules().aionnxml.op_svm_helper.np
     return x.astype(names.float32)
 

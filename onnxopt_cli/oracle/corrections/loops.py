@@ -54,8 +54,8 @@ def _looped(
 def _stacked(values: Sequence[Any], declared: onnx.ValueInfoProto, axis: int = 0) -> Any:
     """Stack the values of all iterations along a new axis.
 
-    If the values of any iteration differ between runs, the result is stacked over the runs. If the
-    loop has no iteration, the shape and dtype are those that the body declares.
+    If any value is a `Stacked`, which holds the values of several runs, the result is a `Stacked`
+    too. If the loop has no iteration, the shape and dtype are those that the body declares.
 
     Raises:
         NotImplementedError: if the body never ran and does not declare the shape of its output.

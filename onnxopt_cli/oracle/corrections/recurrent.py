@@ -75,7 +75,7 @@ def _convolved_causally(
 def _attended(
     original: Any, q: Array, k: Array, v: Array, *operands: Any, **attributes: Any
 ) -> Any:
-    """Compute attention; also support queries of rank 3 without elements."""
+    """Compute attention, and also support queries of rank 3 that have no elements."""
     if q.ndim != 3 or q.size:  # noqa: PLR2004 - batch, sequence, heads and their elements
         return original(q, k, v, *operands, **attributes)
     q_heads, kv_heads = attributes.pop("q_num_heads"), attributes.pop("kv_num_heads")

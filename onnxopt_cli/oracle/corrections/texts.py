@@ -1,4 +1,4 @@
-"""Corrections of operators of texts.
+"""Corrections of operators on texts.
 
 The string types of NumPy have a fixed length, and drop null characters at the end of a text. The
 reference uses these string types in the functions that this module replaces. Arrays of Python

@@ -102,7 +102,7 @@ class _Trees:
 def _ensemble(node: Any, original: Any, x: Array, **attributes: Any) -> Any:
     """Return the transformed scores.
 
-    The reference computes ensembles with nodes that test set membership.
+    If any node tests set membership, the reference computes the ensemble.
     """
     is_defined = (
         attributes["aggregate_function"] in range(_MAX + 1)

@@ -47,7 +47,7 @@ def scaled(node: Any, compute: _Compute) -> _Compute:
 
 
 def _of_scaled_lines(compute: _Compute, axis: int, x: Array) -> tuple[Any, ...]:
-    """Return the outputs for lines that are scaled to elements of at most 1.
+    """Normalize lines after scaling each of them so that its elements are at most 1.
 
     The scaling does not change the normalized elements.
     """

@@ -67,7 +67,7 @@ def convolved_in_blocks(
     pads: Sequence[int] | None,
     strides: Sequence[int] | None,
 ) -> Array:
-    """Convolve parts of the output one after the other if all windows would take too much memory.
+    """Compute parts of a convolution one after the other if all windows would not fit in memory.
 
     The output is divided along its longest axis, which leaves the sum over each window unchanged.
 
@@ -210,7 +210,7 @@ def _grouped(
     group: int = 1,
     **kwargs: Any,
 ) -> tuple[Array]:
-    """Compute each group from its channels and biases.
+    """Compute each group of a transposed convolution from the channels and biases of the group.
 
     If the shape of the output is given, the padding follows from the shape.
     """
@@ -332,7 +332,7 @@ def regular_coordinates(
 
 
 def _bilinear(images: Array, y: Array, x: Array) -> Array:
-    """Interpolate the images of each group at its coordinates. Pixels outside an image are zero."""
+    """Interpolate images at the coordinates of their group. Pixels outside an image are zero."""
     rows, columns = images.shape[-2:]
     flat = images.reshape(*images.shape[:-2], rows * columns)
     total: Any = 0

@@ -1,11 +1,11 @@
 """The condition estimate: exact values of a model's outputs, and tolerances for them.
 
-A model without a formula runs on onnx's reference in double: once exactly, and eight times with
-roundings of the model's own types injected (:mod:`~onnxopt_cli.oracle.rounding.injection`). For
-each element, the exact run gives the value y, and the perturbed runs give the values y_r. Other
-correct computations of the model, its reformulations, give the values z. A reformulation computes
-in the model's own types, replaces operators by the function bodies that ONNX publishes, or adds
-sequentially. For each element
+A model without a formula runs on onnx's reference in double: once without injected roundings (the
+exact run), and eight times with injected roundings of the model's own types (the perturbed runs,
+see :mod:`~onnxopt_cli.oracle.rounding.injection`). For each element, the exact run gives the value
+y, and the perturbed runs give the values y_r. Other correct computations of the model, its
+reformulations, give the values z. A reformulation computes in the model's own types, replaces
+operators by the function bodies that ONNX publishes, or adds sequentially. For each element
 
     unit      = max(|y_r - y|, u |y|, |z - y| / 4)    over all r, and all z within 64 units of y
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types
@@ -115,7 +115,7 @@ _BODIES, _IDENTITIES = "bodies", "identities"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The expected values of all outputs, given one reading of each contested question.
+    """The expected values of all outputs under one reading of each contested question.
 
     Attributes:
         second: the names of the questions whose second reading applies.
@@ -510,9 +510,10 @@ def _evaluate_identities(
 def _with_either_integer(
     model: onnx.ModelProto, inputs: Mapping[str, Value], outputs: Sequence[ConditionedOutput]
 ) -> list[ConditionedOutput]:
-    """Return outputs that accept both integers next to a number interpolated between integers.
+    """Return outputs that accept, for each interpolated number, both integers next to it.
 
-    A rounding of the coordinates may move the interpolated number across an integer.
+    The images consist of integers. A rounding of the coordinates may move an interpolated number
+    across an integer.
     """
     neighbours = []
     for toward, away in ((np.floor, -1.0), (np.ceil, 1.0)):
@@ -578,7 +579,7 @@ def _with_flushed_inputs(
     encountered: set[str],
     outputs: list[ConditionedOutput],
 ) -> list[ConditionedOutput]:
-    """Return outputs that also accept those of a device that flushes subnormal inputs to zero."""
+    """Return outputs that also accept the results of a device that flushes subnormal inputs."""
     flushed = {name: flushed_value(value) for name, value in inputs.items()}
     if all(value is inputs[name] for name, value in flushed.items()):
         return outputs

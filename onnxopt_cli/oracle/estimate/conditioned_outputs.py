@@ -58,10 +58,10 @@ class ConditionedOutput:
     """The expected values of one output.
 
     Attributes:
-        right: pairs, each of a correct value of the output and the tolerances of the value's
-            elements as float64. An element may match any of the values. The first value is the
-            exact value, rounded to the output's dtype. If the output is discrete, the first value
-            is the reference's result, with a tolerance of zero. Empty if there is a ``reason``.
+        right: pairs of a correct value of the output and the tolerances of its elements, as
+            float64. An element may match any of the values. The first value is the exact value,
+            rounded to the output's dtype. If the output is discrete, the first value is the
+            reference's result, with a tolerance of zero. Empty if there is a ``reason``.
         reformulated: like ``right``, if operators are also computed by identities that preserve
             only absolute accuracy; empty if the identities make no difference.
         reason: why the condition of this output cannot be estimated; empty if it can.
@@ -128,9 +128,9 @@ class Evaluation:
             output crosses no discontinuity.
         sequential: the output in the model's own types, computed with sequential sums, once per
             algorithm; empty if no sum is long.
-        out_of_range: further outputs in the model's own types, if an intermediate result leaves the
-            range of its type. They are computed without a change, with subnormal numbers flushed to
-            zero, and with NaN or infinity spread as by a fast algorithm.
+        out_of_range: further outputs in the model's own types if an intermediate result leaves the
+            range of its type: the unchanged output, the output with subnormal numbers flushed to
+            zero, and outputs in which NaN or infinity spreads as in a fast algorithm.
         underflows: whether an intermediate result within a node underflows.
         overflows: whether an intermediate result overflows.
         step: the size of an injected rounding, in roundings of the model's types.
@@ -139,8 +139,8 @@ class Evaluation:
         elementwise: whether the model is a single node that rounds each element of its outputs
             once.
         units: the tolerance in units.
-        direct_bound: the largest error of each element by direct evaluations of a single node; None
-            if the error is not bounded.
+        direct_bound: for a single node, the largest error of each element by direct evaluations;
+            None if the error is not bounded.
     """
 
     native: Any

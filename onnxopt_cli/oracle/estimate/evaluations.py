@@ -59,7 +59,7 @@ _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 _SPREADS = "spreads"
 # The event that a sum may overflow if its terms are added in another order.
 _REORDERED = "reordered"
-# The question that is recorded if a node interpolates between integers.
+# The contested question that is recorded if a node interpolates between integers.
 INTEGERS = "integers"
 # Normalizations with the attribute ``stash_type``, each with the opset version that introduced the
 # attribute. The default of ``stash_type`` is float32.
@@ -368,7 +368,7 @@ def _out_of_range_outputs(
     events: set[str],
     visitor: Visitor,
 ) -> list[list[Any]]:
-    """Return further outputs of a model if intermediate results may leave their range."""
+    """Return further outputs of a model if intermediate results may leave the range of the type."""
     small = not events.isdisjoint({_SUBNORMAL, _UNDERFLOW})
     results = [native] if small or _OVERFLOW in events else []
     if small:
@@ -425,7 +425,7 @@ def _overflowing(visitor: Visitor, sites: Sequence[RoundingSite], special: float
 
 
 def _same_outputs(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Return whether two lists of outputs have equal tensors, ignoring other values."""
+    """Return whether all tensors in two lists of outputs are equal; other values are ignored."""
     return all(
         np.array_equal(a, b, equal_nan=a.dtype in ROUNDOFF)
         for a, b in zip(first, second, strict=True)

@@ -34,9 +34,8 @@ from onnxopt_cli.oracle.patching import corrected
 _DISTANCES = tuple(2.0**-exponent for exponent in (5, 8, 11, 14, 17))
 # A confirmed derivative has at most this relative difference from the difference quotient.
 _AGREEMENT = 1e-6
-# The difference is relative to the magnitude of the derivative, or to _SMALL_SHARE of the largest
-# derivative in the tensor if that is larger. The roundings of the function hide smaller
-# derivatives.
+# The difference is relative to the magnitude of the derivative, but at least to _SMALL_SHARE times
+# the largest derivative in the tensor. The roundings of the function hide smaller derivatives.
 _SMALL_SHARE = 1e-6
 # The rounding error of the function, relative to its outputs.
 _NOISE = 2.0**-46

@@ -24,7 +24,7 @@ _PI = 3.1415926
 
 
 def _relative(ulps: Callable[[Array], Array]) -> ErrorOf:
-    """Return the error of a function as an absolute error, given ``ulps``, its error in ulps."""
+    """Return the absolute error of a function; ``ulps`` returns its error in ulps."""
     return lambda y, x: ulps(x) * _ULP * np.abs(y)
 
 

@@ -96,8 +96,7 @@ def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
     """Return context managers that replace :func:`summed` by algorithms that need one pass.
 
     Args:
-        of_logarithms: whether a node returns logarithms of the sums, so that a further algorithm is
-            included.
+        of_logarithms: whether to include an algorithm for nodes that return logarithms of the sums.
     """
     module: Any = sys.modules[__name__]
     without_log1p = [_logarithmic_without_log1p] if of_logarithms else []

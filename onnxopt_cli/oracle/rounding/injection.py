@@ -771,7 +771,7 @@ def _is_zero(scale: Any) -> bool:
 
 
 def _reused(array: Array, operand: Array) -> Array | None:
-    """Return an array for reuse as a result if it has the operand's type; else None."""
+    """Return an array that a result may overwrite, if it has the operand's type; else None."""
     return array if operand.dtype == array.dtype else None
 
 
