@@ -222,7 +222,7 @@ def outputs_of_runs(
 
 
 def _aligned(operands: Sequence[Any]) -> list[Any]:
-    """Return the operands with axes that broadcast.
+    """Return the operands as arrays whose axes broadcast.
 
     If an operand differs between runs, the runs lie along an additional first axis.
     """

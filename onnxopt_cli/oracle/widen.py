@@ -1,4 +1,4 @@
-"""Models, values and onnx's reference in wider floating-point types.
+"""Convert models, values and onnx's reference to wider floating-point types.
 
 In a widened model, double replaces every floating-point type: in values, constants, targets of Cast
 and function bodies. Alternatively, float32 replaces every 16-bit type. Some operators of onnx's

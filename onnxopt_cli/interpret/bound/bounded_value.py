@@ -117,7 +117,10 @@ class Bounded(Approximate, _Operand):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """The smallest magnitude, at most 1, and largest reach, at least 1, without 0 and Inf."""
+        """The smallest magnitude or 1 if smaller, and the largest reach or 1 if larger.
+
+        Elements that are 0 or infinite are ignored.
+        """
         small, large = self.magnitude, self.magnitude if self.reach is None else self.reach
         if small.ndim == large.ndim == 0:
             least, most = small, large
@@ -192,7 +195,7 @@ Result: TypeAlias = Bounded | Mixed | Either
 
 
 def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
-    """Return the operand of an input.
+    """Return the operand for an input tensor.
 
     Args:
         tensor: the input.
@@ -212,7 +215,7 @@ def given(tensor: Array, precision: Precision, wide: np.dtype[Any] = WIDEST_TYPE
 
 
 def number(value: float, wide: np.dtype[Any] = WIDEST_TYPE) -> Bounded:
-    """Return the operand of an attribute, which is exact."""
+    """Return the operand for an attribute; its error is zero."""
     return Bounded(wide.type(value), np.float64(0.0))
 
 

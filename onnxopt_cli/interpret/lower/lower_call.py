@@ -107,7 +107,7 @@ class GraphTensor:
 
 
 def typed_tensors(graph: onnx.GraphProto) -> dict[str, GraphTensor]:
-    """Return the tensors of a graph, without its subgraphs, whose element type is declared."""
+    """Return the tensors whose element type a graph declares, by name; subgraphs are ignored."""
     declared: list[tuple[str, int, Shape | None]] = [
         (tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer
     ]

@@ -1,4 +1,4 @@
-"""Replace the operators with a formula in a model by primitive operators.
+"""Replace the operators that have a formula by primitive operators, in a whole model.
 
 Lowering needs the element types of a node's inputs. These types are known in graphs, but not in
 functions. Model-local functions that contain an operator with a formula are therefore inlined
@@ -47,7 +47,7 @@ class LoweredModel:
     """A lowered model.
 
     Attributes:
-        model: the model without operators with a formula.
+        model: the model, in which no operator has a formula.
         replaced: for each replaced node, the name of its operator. A node of an inlined function is
             replaced once for each call of the function.
         primitives: the number of all primitive nodes that replace these nodes.
@@ -68,7 +68,7 @@ def formula_operators(model: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def lower(model: onnx.ModelProto) -> LoweredModel:
-    """Replace every operator with a formula in a model, its subgraphs and its functions.
+    """Replace every operator that has a formula in a model, its subgraphs and its functions.
 
     Functions that contain an operator with a formula are inlined. The result always imports
     ai.onnx. It imports the domain of a replaced operator only if other nodes use the domain. If no

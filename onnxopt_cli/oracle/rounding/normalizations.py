@@ -58,7 +58,7 @@ def _variance_of(centred: Array, axes: tuple[int, ...]) -> Array:
 class AverageErrors:
     """Twice the largest errors of sequential float32 algorithms for the statistics of a node.
 
-    The errors remain zero for short rows, because their sums have an error of at most one rounding.
+    The errors remain zero for short rows, because short sums have errors of at most one rounding.
     """
 
     mean: Array = field(default_factory=lambda: np.zeros(()))
@@ -137,7 +137,7 @@ def moved_averages(errors: ErrorModel) -> AbstractContextManager[None]:
     LeVeque 1983).
 
     If the elements differ by less than the error of the mean, a stable algorithm may compute any
-    variance between zero and the square of that error. In this case, and if the variance is smaller
+    variance between zero and the square of that error. In this case, or if the variance is smaller
     than its own error, each perturbed run with a negative rounding uses the variance zero.
     """
     exact_mean, exact_variance = _mean_of, _variance_of
@@ -227,8 +227,8 @@ def _errors_of_merged_recurrences(
 ) -> tuple[Array, Array]:
     """Return error bounds of a mean and a variance that recurrences in lanes or blocks compute.
 
-    Let h = u |m| be the largest rounding error of an update of a mean m. If the terms before and
-    after a step have different means, the roundings of many updates have the same sign. The
+    Let h = u |m| be the largest rounding error of an update of a mean m. If the terms have a step,
+    so that later terms have a different mean, the roundings of many updates have the same sign. The
     variance is a sum of products of two distances. Both factors have the error of a mean, so the
     variance has an error of 2 a h, where a is the average distance of the terms from the mean.
 

@@ -1,4 +1,4 @@
-"""Identities by which runtimes compute operators on purpose, although they lose relative accuracy.
+"""Identities that runtimes use on purpose, although the identities lose relative accuracy.
 
 A correct backend may have the roundings of an accepted identity. A result that passes only because
 of these roundings is marked. Each identity has a formula, a reason and sources.

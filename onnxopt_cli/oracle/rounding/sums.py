@@ -60,8 +60,8 @@ _TERM_ROUNDINGS = {
     "ReduceSumSquare": 2,
     "Sum": 1,
 }
-# A sum rounds this number of times if it is divided by the number of its terms, or multiplied by
-# the reciprocal of this number.
+# The number of roundings if a sum is divided by the number of its terms, or multiplied by the
+# reciprocal.
 _QUOTIENT_ROUNDINGS = 2
 # The error of sums with at most this number of terms is bounded directly. The error of longer sums
 # grows with the square root of the number of terms, and perturbed runs estimate it more accurately.
