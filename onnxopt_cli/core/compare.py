@@ -503,7 +503,7 @@ class _Statistics:
         self.worst = sorted(self.worst, key=itemgetter(0))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
-        """Find the smallest rtol for the tolerance's atol, and the smallest atol for its rtol."""
+        """Find the smallest sufficient rtol for the given atol, and the other way round."""
         assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
         rtol, atol = self.tolerance.rtol, self.tolerance.atol
         size = np.where(np.isfinite(size), size, 0.0)

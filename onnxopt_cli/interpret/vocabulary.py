@@ -138,7 +138,7 @@ CHOSEN = replace(UNTYPED, unit_roundoff=math.nextafter(2.0**-24, 1.0))
 
 @cache
 def precision_of(dtype: np.dtype[Any], level: Level = Level.TENSOR) -> Precision:
-    """Return the precision of a NumPy float type, which is always the same object."""
+    """Return the precision of a NumPy float type; equal arguments yield the same object."""
     limits = np.finfo(dtype)
     return Precision(
         level, float(limits.eps) / 2, float(limits.smallest_normal), float(limits.max), dtype

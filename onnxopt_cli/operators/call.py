@@ -372,7 +372,7 @@ def _number(attribute: Attribute, given: object, where: str) -> float:
 
 
 def sole_operator(model: onnx.ModelProto) -> Operator | None:
-    """Return the operator of a model that consists of one node of an operator with a formula.
+    """Return the operator of a model's only node, if this operator has a formula.
 
     Returns None for any other model.
     """

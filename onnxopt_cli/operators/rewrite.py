@@ -1,4 +1,4 @@
-"""The source code of formulas: rewriting, text for users, and the differences of mutants.
+"""Rewrite the source code of formulas, and show formulas and their differences as text.
 
 A known mistake or reformulation is not a second copy of the formula. It is defined by the
 expressions in which it differs from the formula.
