@@ -218,7 +218,7 @@ def require_once(keys: Iterable[object]) -> None:
     """Check that keys are unique.
 
     Raises:
-        ValueError: naming the first duplicate.
+        ValueError: if a key occurs twice; the message names the first duplicate.
     """
     unique: set[object] = set()
     for key in keys:

@@ -171,7 +171,7 @@ class _ConformanceTemplates(Author):
             yield self.template(f"T_{word}_{name}", about, changed={name: float(value)}, turn=False)
 
     def attributes(self) -> Iterator[CaseTemplate]:
-        """Yield nodes that omit an attribute, set it to an unusual value, or have no other one."""
+        """Yield nodes that omit one attribute, give it an unusual value, or omit all others."""
         optional = [item.name for item in self.operator.attributes if not item.required]
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."

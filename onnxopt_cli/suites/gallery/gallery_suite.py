@@ -1,4 +1,4 @@
-"""Reads ``gallery.yaml``, and turns its rows into cases.
+"""Read ``gallery.yaml``, and turn its rows into cases.
 
 A row describes a defect of one runtime: a sentence, the case that shows the defect, and the wrong
 and the right value of an element, shape or type of an output. The case comes from another suite or

@@ -298,7 +298,7 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a generator of a fixed node; it rejects versions whose input lacks a type.
+    """Return a generator of a fixed node, for operator versions in which an input allows a type.
 
     Args:
         place: the position of the input.

@@ -52,7 +52,7 @@ def _truths(draft: NodeDraft, shape: Shape) -> Array:
 
 
 def _square(draft: NodeDraft, *, shapes: Sequence[Shape]) -> None:
-    """Draw operands that fit both the first and the last axes, because the lengths are equal."""
+    """Draw operands that fit both the first and the last axes, because all lengths are equal."""
     name = draft.schema.name
     if name == "Where":
         # The condition is not constant, and its values differ between the two axes.

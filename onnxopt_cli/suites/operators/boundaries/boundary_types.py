@@ -272,7 +272,7 @@ def _parameters() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _thresholds() -> Iterator[tuple[str, str, Generator]]:
-    """Yield trees with inputs so near the thresholds that float32 does not distinguish them."""
+    """Yield trees with inputs that differ from the thresholds in double, but not in float32."""
     trees: dict[str, Any] = {
         "nodes_treeids": [0, 0, 0],
         "nodes_nodeids": [0, 1, 2],
