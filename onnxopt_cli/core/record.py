@@ -188,7 +188,8 @@ class RunRecord:
             unknown.
         hostname: name of the machine; empty if unknown.
         origin: commit, branch and job of a run on a CI server; may be empty.
-        left_out: for each excluded capability, the number of cases that need it and the reason.
+        left_out: for each excluded capability, the number of cases that need the capability, and
+            why it is excluded.
 
     Raises:
         ValueError: if two results have the same case and backend, or if two backends have the same

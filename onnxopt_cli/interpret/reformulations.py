@@ -419,11 +419,11 @@ _ARITHMETICS: dict[str, tuple[str, Compute]] = {
         _OWN_TYPES,
     ),
     "attributes in the tensors' type": (
-        "Also rounds expressions of attributes alone, such as 1 - alpha, to the tensors' type.",
+        "Also rounds expressions with only attributes, such as 1 - alpha, to the tensors' type.",
         _group_by_group(_with_typed_attributes),
     ),
     "scalars in double": (
-        "Computes expressions of R and T alone in double.",
+        "Computes expressions that contain only R and T in double.",
         _with_scalars_in(lambda _call, _group: np.dtype(np.float64), _OWN_TYPES),
     ),
     "scalars in the tensor's type": (

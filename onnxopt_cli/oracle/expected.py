@@ -240,8 +240,8 @@ def _error_bounds_in_blocks(
             expected = value.reshape(-1)[places]
             with np.errstate(all="ignore"):
                 distance = np.abs(np.float64(expected) - np.float64(branch.expected))
-            # Because of rounding, the error bound and the formula may take different branches of a
-            # choice. The value on the branch of the error bound is then expected.
+            # Because of rounding, the error bound and the formula may take different branches of
+            # ``np.where``. The value on the branch of the error bound is then expected.
             expected = np.where(distance > branch.limit, branch.expected, expected)
             return replace(branch, expected=expected)
 

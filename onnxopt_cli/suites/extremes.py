@@ -71,7 +71,7 @@ LARGE_SINGLE_SHAPES: Shapes = (
 )  # fmt: skip
 #: Special values of elements.
 _SPECIAL = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
-#: The product of the signs of two infinities, which have equal or opposite signs.
+#: For two infinities of equal or of opposite signs, the product of the signs.
 _SIGNS = {"alike": 1, "unlike": -1}
 #: The last elements of a random tensor. They are large, so that the sum, norm and ranks of the
 #: tensor depend on them.

@@ -53,7 +53,7 @@ _SHAPES: Shapes = (
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
 )  # fmt: skip
-#: The number of case templates that have a given number of tensors.
+#: For each number of tensors, the number of case templates with so many tensors.
 _NUMBERS = {
     1: 42, 2: 68, 3: 92, 4: 108, 5: 6, 6: 5, 7: 6, 8: 36, 9: 42, 10: 4, 16: 12, 17: 14, 33: 12,
     65: 26, 129: 3,
@@ -65,8 +65,8 @@ _LARGE_SHAPES: Shapes = (
     *((size + by,) for size in (2**16, 2**17) for by in (-1, 0, 1)),
     (3 * 2**15,), (2**10 + 1, 2**7 - 1), (2**20,), (2**20 + 1,),
 )  # fmt: skip
-#: Shapes of nodes in the suite ``large`` with extremes in other dimensions, each with the number of
-#: its nodes.
+#: For nodes in the suite ``large`` that have extremes in other dimensions: the shapes of a node's
+#: tensors, and the number of nodes with these shapes.
 _LARGE_NODES: dict[Shapes, int] = {
     ((2**8 + 1, 2**8 - 1),): 8,
     ((2**7, 2**5 - 1, 2**5 + 3),): 4,
@@ -113,9 +113,9 @@ _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: The largest number of tensors in ordinary nodes; if a node has more tensors, they are small and
 #: have random levels.
 _FEW_TENSORS = 9
-#: Share of infinite elements in literal tensors that have infinite elements.
+#: If a literal tensor has infinite elements, their share of its elements.
 _INFINITE_SHARE = 0.06
-#: Share of the numbers of attributes with limits that select an integer rank or one next to it.
+#: For attributes with limits, the share of numbers that select a rank at or next to an integer.
 _RANK_SHARE = 0.4
 #: The seed of the random generator that proposes candidates.
 _SEED = 20
@@ -279,7 +279,7 @@ class _Design:
         self._cover = _Cover(sizes, many)
 
     def template(self, shapes: Shapes, *, plain: bool = False) -> CaseTemplate:
-        """Return a new case template whose pairs of levels earlier templates cover least.
+        """Return a new case template with pairs of levels that earlier templates cover least.
 
         Args:
             shapes: the shapes of the tensors, one for each group.

@@ -25,7 +25,7 @@ from onnxopt_cli.cases.yaml.case_writer import CaseTemplate, TemplateInput
 _TEXT_GROUPS = 11
 _LONG_PREFIX = "a_name_that_says_where_in_a_large_model_the_tensor_is/" * 2
 _SHAPE = (4,)
-#: Names of wirings whose mistakes other wirings usually detect as well.
+#: Names of wirings. If one of them detects a mistake, another wiring usually detects it as well.
 _ONLY_THOROUGH = (
     "inputs_turned", "attributes_as_declared", "initializers_first", "names_of_one_ending",
 )  # fmt: skip

@@ -53,7 +53,7 @@ OTHER_OPERATORS = [
 def check(operator, inputs, attributes=None, sources="", opset=17):
     """Differentiate h * h + h, where h is the output of an operator.
 
-    Return masks of the elements that differences do not confirm, by output.
+    Return, by output, masks of the elements that difference quotients do not confirm.
     """
     sources = sources or " ".join(inputs)
     steps = [(operator, sources, "h", attributes or {}), ("Mul", "h h", "p"), ("Add", "p h", "y")]

@@ -472,7 +472,8 @@ def _evaluate_accumulating_body(
         body = published_body(widened(model, SINGLE), single)
         evaluations = evaluate_model(body, single, shared, CALLED) if body else []
         for evaluation in evaluations:
-            # A 16-bit model may have as many float32 roundings as a float32 model.
+            # A 16-bit model may have as many float32 roundings as a float32 model, so its float32
+            # roundings get the tolerance UNITS instead of SHORT_UNITS.
             evaluation.step *= SHORT_UNITS / UNITS
         return evaluations
     body = published_body(model, inputs)

@@ -48,7 +48,7 @@ _SEQUENTIAL_SHARE = 16
 FINER = 64.0
 # The labels of alternatives.
 _OUT_OF_RANGE = "the result in the model's own types; an intermediate result leaves their range"
-_ACROSS_RANGE = "a number on the other side of the largest finite one, which the tolerance reaches"
+_ACROSS_RANGE = "a number within the tolerance, on the other side of the largest finite number"
 _SEQUENTIAL = "the result of sequential sums"
 _LOWEST = "the lowest finite number for a masked score"
 

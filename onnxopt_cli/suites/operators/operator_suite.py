@@ -36,7 +36,7 @@ _SELECTION = "selected_seeds.json"
 def selected_seeds() -> Mapping[str, Mapping[int, Sequence[int]]]:
     """Return the seeds of the suite's cases by operator and version.
 
-    ``scripts/select_operator_cases.py`` writes the file.
+    ``scripts/select_operator_cases.py`` writes the file of the seeds.
     """
     text = resources.files("onnxopt_cli.suites.operators").joinpath(_SELECTION).read_text("utf-8")
     return {

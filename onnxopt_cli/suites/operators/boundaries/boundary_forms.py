@@ -311,7 +311,7 @@ def _long_texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _sequence_values() -> Iterator[tuple[str, str, Generator]]:
-    """Yield sequences as values of operators whose values are mostly tensors."""
+    """Yield sequences as inputs or outputs of operators that mostly take tensors."""
     items: list[Any] = [distinct(2), distinct(3), distinct(2) * 3]
     texts: list[Any] = [np.array(["a", "\u00e9"], object), np.array(["", "b"], object)]
     yield "Identity", "sequence", fixed_node(items)
