@@ -74,14 +74,14 @@ EXPLAINED = (Outcome.FAIL, Outcome.ERROR)
 #: Outcomes that a rerun cannot change.
 SETTLED = NOT_ITS_FAULT | {Outcome.UNSUPPORTED, Outcome.SKIP}
 
-#: Beginning of the line that states the file and line of the backend's code that raised an error.
+#: The line that states where the code of a backend raised an error begins with this text.
 RAISED_AT = "raised at "
-#: Beginning of the note of a pass whose outputs have only absolute accuracy. Such outputs are
-#: accepted because a common implementation, such as the sigmoid computed by tanh, has no relative
-#: accuracy for the inputs.
+#: The note of a pass begins with this text if the outputs have only absolute accuracy. Such outputs
+#: are accepted because a common implementation, such as the sigmoid computed by tanh, has no
+#: relative accuracy for the inputs.
 ABSOLUTE_ONLY = "absolute accuracy only"
-#: Beginning of the note of a pass with inconclusive elements, and of the message of a case in which
-#: all elements are inconclusive.
+#: The note of a pass begins with this text if some elements are inconclusive. The message of a case
+#: begins with this text if all elements are inconclusive.
 INCONCLUSIVE = "inconclusive: "
 #: Beginning of the message of a result whose backend did not start; the reason follows.
 NOT_STARTED = "the backend could not be started: "

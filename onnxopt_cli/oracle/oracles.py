@@ -90,7 +90,7 @@ def _rejection(problem: Problem) -> Expected:
 
 
 def _is_valid(problem: Problem) -> bool:
-    """Return whether a model is one valid node with a formula, and its inputs are valid."""
+    """Return whether a model is one valid node with a formula, and has valid inputs."""
     graph = problem.model.graph
     call = problem.call
     if call is None or model_fault(problem.model):

@@ -164,7 +164,7 @@ def tensors_of(author: Author, number: int) -> CaseTemplate:
 def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, TemplateInput]:
     """Return random tensors, by name, for a group of tensors with the given shape.
 
-    The argument ``seeds`` is the number of a set of seeds.
+    Different numbers ``seeds`` select different seeds.
     """
     tensors: dict[str, TemplateInput] = {}
     for place, name in enumerate(author.operator.tensors):

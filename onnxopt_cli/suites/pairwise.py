@@ -53,7 +53,7 @@ _SHAPES: Shapes = (
     (2, 2, 1, 3, 2), (2, 3, 2, 3, 2), (1, 2, 2, 1, 2, 3), (2, 2, 3, 1, 2, 2),
     (2, 1, 2, 2, 1, 2, 2), (1,) * 7, *_SINGLE,
 )  # fmt: skip
-#: For each number of tensors, the number of case templates with so many tensors.
+#: For each number of tensors in a node, the number of case templates.
 _NUMBERS = {
     1: 42, 2: 68, 3: 92, 4: 108, 5: 6, 6: 5, 7: 6, 8: 36, 9: 42, 10: 4, 16: 12, 17: 14, 33: 12,
     65: 26, 129: 3,
@@ -106,14 +106,14 @@ _NONNEGATIVE_DISTRIBUTIONS: tuple[tuple[str, Mapping[str, float]], ...] = (
 )
 #: The largest number of elements of a literal tensor; larger tensors are random.
 LITERAL = 24
-#: One in 4 of the tensors with fewer than 800 elements is a literal although it could be random, so
-#: that it can have infinite elements. If a single NaN makes the whole result NaN, one in 10
-#: literals may contain NaN.
+#: Random tensors have no infinite elements. Therefore, one in 4 of the tensors with fewer than 800
+#: elements is a literal with infinite elements. If a single NaN makes the whole result NaN, only
+#: one in 10 of these literals may contain NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
 #: The largest number of tensors in ordinary nodes; if a node has more tensors, they are small and
 #: have random levels.
 _FEW_TENSORS = 9
-#: If a literal tensor has infinite elements, their share of its elements.
+#: The share of infinite elements in a literal tensor, if it has any.
 _INFINITE_SHARE = 0.06
 #: For attributes with limits, the share of numbers that select a rank at or next to an integer.
 _RANK_SHARE = 0.4
@@ -156,7 +156,7 @@ _MATRIX = 2
 _MOST_RANK = 7
 #: One in this number of vectors gets additional axes of 1.
 _LIFTED = 4
-#: In one of this number of nodes, all tensors have the same shape.
+#: One in this number of nodes has tensors of equal shapes.
 _ALIKE = 8
 
 

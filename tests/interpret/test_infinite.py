@@ -254,7 +254,7 @@ def test_nan_from_finite_inputs_is_wrong_even_beside_infinite_inputs():
 
 
 def unity(T, dtype=np.float32, **attributes):
-    """Return X, G, V and H of a step of Adam, and its error bounds; by default, alpha is 1."""
+    """Return X, G, V and H for a step of Adam, and the error bounds; by default, alpha is 1."""
     adam = registry().named("Adam")
     group = [np.array(number, dtype) for number in ([1, 1, -2], [1, 0, 1], [3, 0, -2], [4, 1, 9])]
     inputs = [np.array(0.5, dtype), np.int64(T), *group]

@@ -1,4 +1,4 @@
-"""Thresholds between two elements, and comparisons with them that rounding may decide."""
+"""Thresholds between two elements, and comparisons with thresholds that rounding may decide."""
 
 from __future__ import annotations
 

@@ -803,8 +803,8 @@ def distribution_test(name, inputs, opset=22, outputs=1, **attributes):
     return drawn(model, inputs)["y0"].test
 
 
-# For each fault: the operator, a number of elements, and the fault. At least 99 % of wrong samples
-# of this size are rejected.
+# For each fault: the operator, the size of a sample, and a function that applies the fault. At
+# least 99 % of wrong samples of this size are rejected.
 CONTINUOUS = {
     "a mean shifted by 0.1": ("RandomNormalLike", 9000, lambda x: x + 0.1),
     "half the variance": ("RandomNormalLike", 450, lambda x: x * 0.5**0.5),

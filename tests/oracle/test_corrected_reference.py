@@ -809,7 +809,7 @@ def test_columns_summed_at_once_equal_those_summed_by_the_reference(few_windows)
     ("mode", "padding"),
     [
         *product(["nearest", "linear", "cubic"], ["zeros", "reflection"]),
-        # Not cubic, because the reference moves coordinates to the border and then interpolates.
+        # Cubic is missing, because the reference moves coordinates to the border first.
         *product(["nearest", "linear"], ["border"]),
     ],
 )

@@ -44,7 +44,7 @@ def broadcasts_to_square(group, shape):
 
 @pytest.fixture(scope="module")
 def tested_dimensions():
-    """Return the dimensions that a case tests with a result other than zero, by operator."""
+    """Return, by operator, the dimensions that any case with a nonzero result tests."""
     dimensions = defaultdict(set)
     for case in collect(["conformance", "pruning"]).cases:
         content = case.load()

@@ -349,8 +349,8 @@ def also_right(call: Call[Array], *, divided: bool = False) -> list[list[AlsoRig
     infinity.
 
     The sign of a zero that results from cancellation depends on the evaluation. For alpha = 1, ``1
-    - alpha**T`` is 0, and ``-expm1(T * log(alpha))`` is -0. If the formula divides by zero, the
-    opposite infinity is therefore accepted if a reformulation results in it.
+    - alpha**T`` is 0, and ``-expm1(T * log(alpha))`` is -0. Therefore, where the formula divides by
+    zero, the opposite infinity is also accepted if it is the result of a reformulation.
 
     Args:
         call: the node.

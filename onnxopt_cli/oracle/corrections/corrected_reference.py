@@ -394,7 +394,7 @@ def _with_slope(node: Any, original: Any, x: Array, slope: Array) -> Any:
 def _upsampled(
     node: Any, original: Any, x: Array, scale: Any = None, mode: str = "", **kwargs: Any
 ) -> Any:
-    """Support linear interpolation, and scales as an attribute, as in early versions."""
+    """Support linear interpolation. Also accept scales as an attribute, as in early versions."""
     factors = np.array(kwargs["scales"] if scale is None else scale)
     if mode != "linear":
         return original(node, x, factors, mode=mode)
@@ -475,7 +475,7 @@ def _in_single(original: Any, x: Array, y: Array, *args: Any) -> Array:
 
 @replaces(*_GEMM)
 def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: float) -> Array:
-    """Compute Gemm of integers without rounding to double, if alpha and beta are integers."""
+    """If alpha and beta are integers, compute Gemm of integers without rounding to double."""
     is_integer = isinstance(a, np.ndarray) and a.dtype.kind in "iu"
     if not is_integer or not all(
         float(factor).is_integer() and abs(factor) < _LARGEST_INTEGER for factor in factors

@@ -10,8 +10,8 @@ The mean over k != l of s_ik s_il <y_k, y_l> estimates |c_i|^2, for all nodes fr
 For each node with one of the largest estimates, a further run injects only the roundings of this
 node, and measures c_i. The share of a node is |c_i|^2 / sum_j |c_j|^2.
 
-For the error of a backend, c_i is the movement that the error of the backend in node i causes if
-the backend has no error in other nodes.
+The shares in the error of a backend are defined in the same way. In this case, c_i is the movement
+that the error of the backend in node i causes if the backend has no error in other nodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Perturbed intermediate values of nodes: activations of recurrent cells, coordinates, weights.
 
-The error of a gate or candidate of a recurrent cell is relative to the range of its activation
-function, which is 1, not to its value. In the sum ``(1 - z) * h + z * H`` of a GRU, the error of z
+The error of a gate or candidate of a recurrent cell is not relative to its value, but to the range
+of its activation function, which is 1. In the sum ``(1 - z) * h + z * H`` of a GRU, the error of z
 is multiplied by the distance of h from H. Therefore the activations are perturbed, not the outputs.
 
 ONNX Runtime and tract clamp the operand of sigmoid and tanh, and approximate the functions by
