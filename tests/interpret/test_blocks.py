@@ -120,7 +120,7 @@ def test_elementwise_formulas_are_recognised():
 def compare_fast_verdict(expected, actual, error_bound, agrees, location):
     """Check that the fast comparison agrees with the complete comparison.
 
-    The output ``actual`` is examined, and another output that slightly exceeds the limits.
+    Two outputs are compared: ``actual``, and an output that slightly exceeds the limits.
     """
     if not isinstance(error_bound, ErrorBound):
         return

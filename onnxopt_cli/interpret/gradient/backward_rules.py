@@ -668,7 +668,7 @@ def _moved(node: DifferentiatedNode, places: Sequence[int] | None = None) -> lis
 
 
 def _numbered_outputs(node: DifferentiatedNode, operands: Sequence[Array | None]) -> Array:
-    """Return one vector of the elements of all differentiable outputs, for numbered operands."""
+    """Return all elements of the differentiable outputs as a vector, given numbered operands."""
     outputs = node.outputs_for(operands)
     parts = [
         np.asarray(output, np.float64).reshape(-1)

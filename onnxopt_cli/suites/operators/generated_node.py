@@ -1,4 +1,4 @@
-"""A generated node in the form of a case's problem: its model, inputs and expected outputs."""
+"""A generated node, and the problem of its case: model, inputs and expected outputs."""
 
 from __future__ import annotations
 

@@ -142,8 +142,8 @@ def _dropout(draft: NodeDraft) -> None:
         draft.attribute("seed", (None, 7))
         ratio_type = draft.dtype(1, _TYPES[:3])
         draft.optional(lambda: np.array(draft.choice((0.25, 0.75, 0.0)), ratio_type))
-        # In training mode, the operator is random, unless the ratio is zero, so that no element is
-        # dropped.
+        # In training mode, the operator is random. The exception is the ratio zero, which drops no
+        # element.
         ratio = draft.inputs[1]
         is_zero = isinstance(ratio, np.ndarray) and not ratio.any()
         draft.optional(lambda: np.array(draft.maybe() and is_zero))

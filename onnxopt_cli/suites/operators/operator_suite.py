@@ -144,7 +144,7 @@ def operator_files() -> tuple[list[tuple[str, bytes]], int]:
 def node_case(
     name: str, node: GeneratedNode, about: str, model: str = "", source: str = ""
 ) -> NodeCase:
-    """Return a node in the form of a case for a case file.
+    """Return a node as a case that a case file can contain.
 
     Args:
         name: the name of the case.
