@@ -265,9 +265,12 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 def _applicable(tolerance: Tolerance, expected: Array) -> Tolerance | None:
     """Return the tolerance that applies to values of a dtype; None if values must be equal.
 
-    The following values must be equal: strings that are not texts of floats; booleans, if the
-    tolerance is not conditioned; and integers, if the tolerance is not conditioned and the case
-    states no tolerance for this output.
+    The following values must be equal:
+
+    - strings that are not texts of floats,
+    - booleans, if the tolerance is not conditioned,
+    - integers, if the tolerance is not conditioned and the case states no tolerance for this
+      output.
     """
     kind = kind_of(expected.dtype)
     if kind is NumberKind.STRING:

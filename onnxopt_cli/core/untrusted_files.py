@@ -255,10 +255,10 @@ def foreign(path: Path) -> str:
 
     If the path is a link, its target is checked, too. A file and its folder must belong to this
     user or to root, and the file must not be writable by all users. The folder of the file may be
-    writable by all users only if it has the sticky bit, as ``/tmp`` has, and if the file is not a
-    hard link, because every user can create hard links. If the path itself is a folder, it must not
-    be writable by all users, even with the sticky bit. The folders and links on the path must
-    satisfy the same rules, because their owners can replace the file.
+    writable by all users only if it has the sticky bit, as ``/tmp`` has. In such a folder, the file
+    must not be a hard link, because every user can create hard links. If the path itself is a
+    folder, it must not be writable by all users, even with the sticky bit. The folders and links on
+    the path must satisfy the same rules, because their owners can replace the file.
 
     Args:
         path: the file or folder; the result is empty if it does not exist.

@@ -293,7 +293,7 @@ class Joining(NDArrayOperatorsMixin):
         )
 
     def applied(self, function: Callable[..., Any], row: Row, inputs: Sequence[Any]) -> Any:
-        """Return the result of a function of operands, at least one of which is of this class."""
+        """Return the result of a function; at least one of ``inputs`` is of this class."""
         raise NotImplementedError
 
 

@@ -320,7 +320,7 @@ def _decisive(x: Array) -> Array:
 
 
 def _test_mask(x: Array, output: str, mask: str, outputs: Mapping[str, Value]) -> str:
-    """Return an error unless a mask of ``Dropout`` is true exactly where the output is not zero."""
+    """Return why a ``Dropout`` mask is wrong; empty if it is true exactly at nonzero outputs."""
     values = outputs.get(output)
     if not isinstance(values, np.ndarray) or (values.shape, values.dtype) != (x.shape, x.dtype):
         return ""

@@ -97,7 +97,7 @@ def subtracting_operators(model: onnx.ModelProto) -> list[str]:
     """Return the operators of a graph whose published bodies subtract.
 
     A ``Softplus`` whose output is read by a ``Tanh`` is omitted. Such a ``Softplus`` is part of
-    ``Mish``, and the body of ``Softplus`` would lose all digits of small results of ``Mish``.
+    ``Mish``, and small results of ``Mish`` would lose all digits in the body of ``Softplus``.
     """
     version = imported_versions(model).get("", 0)
     nodes = [node for node in all_nodes(model) if node.domain in {"", "ai.onnx"}]

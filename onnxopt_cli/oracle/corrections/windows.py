@@ -22,9 +22,9 @@ from onnxopt_cli.oracle.patching import accelerates, replaces
 
 # Batch, channel, row and column.
 _IMAGE_RANK = 4
-# The largest number of bytes of windows of a convolution in memory at the same time.
+# A convolution keeps at most this number of bytes of windows in memory at the same time.
 _MAX_WINDOW_BYTES = 1 << 27
-# The largest number of bytes of windows of a pool in one copy. The number is small, so that the
+# A pool copies at most this number of bytes of windows at a time. The number is small, so that the
 # copies stay in the processor's cache.
 _POOL_BLOCK_BYTES = 1 << 20
 # If there are at most this number of windows, one call adds all their elements. A separate call for

@@ -1,11 +1,12 @@
 """The condition estimate: exact values of a model's outputs, and tolerances for them.
 
 A model without a formula runs on onnx's reference in double: once without injected roundings (the
-exact run), and eight times with injected roundings of the model's own types (the perturbed runs,
-see :mod:`~onnxopt_cli.oracle.rounding.injection`). For each element, the exact run gives the value
-y, and the perturbed runs give the values y_r. Other correct computations of the model, its
-reformulations, give the values z. A reformulation computes in the model's own types, replaces
-operators by the function bodies that ONNX publishes, or adds sequentially. For each element
+exact run), and eight times with them (the perturbed runs). The injected roundings are those of the
+model's own types (:mod:`~onnxopt_cli.oracle.rounding.injection`). For each element, the exact run
+gives the value y, and the perturbed runs give the values y_r. Other correct computations of the
+model, its reformulations, give the values z. A reformulation computes in the model's own types,
+replaces operators by the function bodies that ONNX publishes, or adds sequentially. For each
+element
 
     unit      = max(|y_r - y|, u |y|, |z - y| / 4)    over all r, and all z within 64 units of y
     tolerance = c unit + lambda,    c = 16, or 4 for 16-bit types

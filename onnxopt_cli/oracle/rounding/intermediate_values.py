@@ -213,8 +213,8 @@ def _weight_scale(ratio: float, a: float) -> Array:
 def _weight_scales(ratios: Any, a: float) -> Array:
     """Return the scale of the error of each of four cubic weights.
 
-    The scale is a share of the sum of the magnitudes of the weight's terms. The result has a new
-    last axis, along which the four weights lie.
+    The scale is _WEIGHT_SHARE times the sum of |t| over the terms t of a weight. The result has a
+    new last axis, along which the four weights lie.
     """
     x = np.stack([1 + ratios, ratios, 1 - ratios, 2 - ratios], axis=-1)
     outer, inner = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1

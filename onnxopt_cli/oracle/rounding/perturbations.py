@@ -40,7 +40,7 @@ _ROOT_DIVISOR = 4.0
 
 
 def sum_roundings(terms: float) -> float:
-    """Return the error of a sum of n terms, in roundings of the sum of the terms' magnitudes."""
+    """Return the error of a sum of n terms x, in units of u sum|x|."""
     return max(1.0, unbounded_sum_roundings(terms))
 
 

@@ -226,7 +226,9 @@ def _lengths(size: Array, axis: int) -> Array:
 
 
 def window_scale(node: Any, inputs: Sequence[Any], output: Array, roundoff: float) -> Array:
-    """Return the scale of the error of a window, a sum of cosines of multiples of an angle.
+    """Return the scale of the error of a window.
+
+    The window is a sum of cosines, whose arguments are multiples of an angle.
 
     The tolerance is the error of the cosines, plus twice the error of all other steps. For float32,
     the error of the other steps is measured by carrying them out, because actual roundings are
