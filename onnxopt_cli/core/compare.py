@@ -506,7 +506,7 @@ class _Statistics:
         self.worst = sorted(self.worst, key=itemgetter(0))[: self.options.worst]
 
     def _find_needed(self, distance: Array, size: Array) -> None:
-        """Find the smallest sufficient rtol for the given atol, and the other way round."""
+        """Find the smallest rtol that passes with the tolerance's atol, and vice versa."""
         assert isinstance(self.tolerance, Relative)  # noqa: S101 - for the type checker
         rtol, atol = self.tolerance.rtol, self.tolerance.atol
         size = np.where(np.isfinite(size), size, 0.0)

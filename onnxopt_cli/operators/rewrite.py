@@ -197,7 +197,7 @@ def _has_docstring(function: ast.FunctionDef) -> bool:
 
 
 def formula_difference(formula: Formula, mutant: Formula) -> list[str]:
-    """Return the lines of a diff between a formula and a mutant; they begin with -, + or a space.
+    """Return a diff of a formula and a mutant as lines, which begin with -, + or a space.
 
     The list is empty if the mutant equals the formula, or if either of them has no Python source.
     """

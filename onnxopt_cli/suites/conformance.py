@@ -1,6 +1,6 @@
 """The suite ``conformance``: for each operator, cases that wrong implementations fail.
 
-The case templates follow from the operator's signature and formula alone: from its inputs with
+The case templates follow only from the operator's signature and formula: from its inputs with
 their types and shapes, its attributes, and the values to which its formula is sensitive. The
 templates cover the input space and are not derived from the list of known mistakes. ``onnxopt
 audit`` can therefore measure how many known mistakes the suite detects.
@@ -405,7 +405,7 @@ class _ConformanceTemplates(Author):
             x = np.zeros(4)
             for _ in range(60):
                 x = x - derived_outputs(make(tensors={self.first: x}))[0].value.astype(float) / 2
-            # If the cancellation were exact, the result would consist of rounding errors alone.
+            # If the cancellation were exact, the result would consist only of rounding errors.
             yield make(tensors={self.first: x * (1 + 1e-3)})
 
     def not_finite(self) -> Iterator[CaseTemplate]:

@@ -276,7 +276,7 @@ def test_double_in_a_float32_node_may_be_rounded_first():
 
 
 def test_double_tensors_beside_float32_scalars_may_not_be_rounded():
-    # T is 0, so no intermediate result depends on R alone.
+    # T is 0, so no intermediate result depends only on R.
     X = np.float64(2**24 + 1)
     X_new = bound(momentum(0.5, 0, X, 1.0, 0.0, dtype=np.float64, rate=np.float32))[0]
     assert X_new.limit < 1e-6

@@ -292,7 +292,7 @@ def _attribute_texts() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _long_texts() -> Iterator[tuple[str, str, Generator]]:
-    """Yield texts that begin with the same many characters, among them a zero byte."""
+    """Yield texts with a long common beginning, which includes a zero byte."""
     stem = "x" * 40
     first, second, third = stem, f"{stem}a", f"{stem}b"
     table = np.array([[first, second, third], [third, f"{stem}\0b", first]], object)
