@@ -1,4 +1,4 @@
-"""The function body that ONNX publishes for an operator, as a model."""
+"""Convert the function body that ONNX publishes for an operator to a model."""
 
 from __future__ import annotations
 

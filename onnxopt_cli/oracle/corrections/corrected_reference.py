@@ -1,4 +1,4 @@
-"""Operators that onnx's reference lacks or computes incorrectly.
+"""Implementations of operators that onnx's reference lacks or computes incorrectly.
 
 The corrections follow the formulas of the specification. ``docs/conditioned.md`` lists each
 deviation of the reference. Further modules of this package correct other operators. Importing them
@@ -96,7 +96,7 @@ def operators() -> list[type]:
         """DequantizeLinear of every version. onnx's reference lacks the versions before 19."""
 
     class GlobalLpPool(OpRun):
-        """The p-th root of the sum of the p-th powers of all elements of a channel."""
+        """The p-norm of the elements of each channel."""
 
         def _run(self, x: Array, p: int) -> tuple[Array]:
             powers = np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True)

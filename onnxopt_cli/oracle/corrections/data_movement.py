@@ -1,4 +1,4 @@
-"""Corrections of operators that move data."""
+"""Corrections of operators that move data, such as Slice, Pad and Unique."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on sequences: recurrent operators, causal convolution and attention.
+"""Corrections of operators on sequences: recurrent operators, causal convolution, attention.
 
 onnx's reference ignores ``sequence_lens``, ``clip``, ``input_forget`` and most ``activations`` of
 RNN, GRU and LSTM, and does not compute sequences without steps.

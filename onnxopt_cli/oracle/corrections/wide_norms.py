@@ -1,4 +1,4 @@
-"""Norms of doubles whose powers leave the range of doubles.
+"""Compute norms of doubles if the powers of the elements leave the range of doubles.
 
 The square of 3e200 is infinite in double, although the norm of (3e200, 4e200) is 5e200. Libraries
 therefore scale the elements, as BLAS does in ``dnrm2``. The exact run of the condition estimate

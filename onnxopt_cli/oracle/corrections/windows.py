@@ -1,4 +1,4 @@
-"""Corrections of convolutions and pools, which compute all windows together.
+"""Corrections of convolutions and pools. The corrections compute all windows together.
 
 onnx's reference loops over the elements of each window. In an estimate, these loops would take most
 of the time. The reference also has errors. It marks padding by NaN, and therefore ignores a NaN in

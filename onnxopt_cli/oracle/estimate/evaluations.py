@@ -1,4 +1,4 @@
-"""The runs of a model and of its reformulations, from which its condition is estimated.
+"""Run a model and its reformulations, to estimate the condition of the model.
 
 The model runs in its own types (:class:`FirstRun`), in double, and in double with injected
 roundings. Depending on the nodes that ran, the model also runs in its own types with sequential

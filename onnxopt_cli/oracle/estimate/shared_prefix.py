@@ -1,4 +1,4 @@
-"""Reuse of a model's results in the runs of its reformulations.
+"""Reuse the results of a model in the runs of its reformulations.
 
 A reformulation of a model computes some operators in another way. The boundary of the reformulation
 is the first node with such an operator. Before the boundary, the results of the reformulation are

@@ -1,4 +1,4 @@
-"""Nodes with 16-bit operands, which compute and accumulate in float32.
+"""Nodes with 16-bit operands. Such nodes compute and accumulate in float32.
 
 onnx's reference accumulates in 16 bits. An overflow or underflow in the reference's results
 therefore does not show that a correct backend overflows. The exceptions are ``Sum`` and ``Mean``,

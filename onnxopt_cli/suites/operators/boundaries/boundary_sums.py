@@ -1,4 +1,4 @@
-"""Sums of many 16-bit numbers, whose results depend on the type in which an operator accumulates.
+"""Sums of many 16-bit numbers. The results depend on the type in which an operator accumulates.
 
 The terms are close to 0.53. Once a sum in 16 bits exceeds 64, it loses 6 % of each term. In
 float16, the sum increases by 8 units in the last place instead of 8.5. In bfloat16, the sum
