@@ -99,7 +99,7 @@ class Standing(StrEnum):
     FLAKY = "flaky"
 
 
-#: The id of a result that concerns a backend's worker, not a case, begins with this part.
+#: If a result concerns the worker of a backend instead of a case, its id begins with this part.
 OUTSIDE_CASES = "worker"
 #: Ids of the results that concern a worker: its end, and events between cases.
 OUTSIDE_IDS = (f"{OUTSIDE_CASES}/teardown", f"{OUTSIDE_CASES}/between-cases")

@@ -60,7 +60,7 @@ def test_penalties_of_all_layers_are_added_to_one_loss():
 def test_without_ties_the_rank_determines_the_number_of_zeros(size, percent, seed):
     W = np.random.default_rng(seed).permutation(size) - size / 2 + 0.25
     W_new, mask = evaluate(call_of("MagnitudePrune", W.astype(np.float64), percent=percent))
-    # Ranks next to an integer are excluded, because rounding decides whether they are above it.
+    # Ranks next to an integer are excluded: rounding decides whether they are above the integer.
     rank = (size - 1) * np.longdouble(percent) / 100
     if abs(rank - np.rint(rank)) > 1e-12 or percent in (0, 100):
         assert np.count_nonzero(W_new == 0) == math.ceil(rank)
