@@ -181,7 +181,7 @@ def _overridden(implementation: type) -> dict[FunctionType, frozenset[str]]:
 
 
 def _names_from(function: FunctionType, implementation: type) -> set[str]:
-    """Return the names in a function's code, and the names of functions in its data."""
+    """Return the names in a function's code, and the names of the functions that it refers to."""
     names = {*_texts(function.__code__)}
     for value in _referenced(function):
         items = value.values() if isinstance(value, dict) else value

@@ -41,7 +41,7 @@ _MAX_WINDOW_ELEMENTS = 1 << 20
 # looking up single elements is slow.
 _MAX_MOVED_ELEMENTS = 1 << 12
 _MATRIX_RANK = 2
-# Runs that visit the nodes together may use at most this number of bytes, in total, for intermediate
+# Runs that visit the nodes together may use at most this number of bytes in total, for intermediate
 # results and perturbed operands.
 _MAX_STACKED_BYTES = 32 << 20
 # Names of the default domain, to which all listed operators belong.
