@@ -27,6 +27,9 @@ _SET_DUMPABLE = 4
 _SET_CHILD_SUBREAPER = 36
 _GET_CHILD_SUBREAPER = 37
 _NEW_PID_NAMESPACE = 0x20000000
+# The number of the system call kcmp by machine, and its argument KCMP_FILES.
+_KCMP = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILES = 2
 
 
 def become_subreaper() -> bool:
@@ -51,6 +54,19 @@ def can_close_to_others() -> bool:
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
     # State 2 also denies inspection, but only the kernel may set this state.
     return open_now >= 0 and (open_now > 1 or not _LIBC.prctl(_SET_DUMPABLE, open_now, 0, 0, 0))
+
+
+def share_descriptors(first: int, second: int) -> bool:
+    """Return whether two threads use the same table of file descriptors; False if unknown.
+
+    Args:
+        first: the id of a thread.
+        second: the id of another thread.
+    """
+    kcmp = _KCMP.get(os.uname().machine) if sys.platform == "linux" else None
+    if kcmp is None or sys.maxsize < 1 << 32:
+        return False
+    return not _LIBC.syscall(kcmp, first, second, _KCMP_FILES, 0, 0)
 
 
 def begin_pid_namespace() -> bool:

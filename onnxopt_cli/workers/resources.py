@@ -22,11 +22,12 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import TypeAlias
 
+from onnxopt_cli.core.process_control import share_descriptors
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.workers.processes import (
     children,
@@ -104,18 +105,29 @@ def memory_files(process: int) -> dict[FileKey, int]:
     written a file that the process only reads.
     """
     sizes = {}
-    # A thread can have descriptors and mounts of its own.
-    mounts_by_namespace: dict[str, Mapping[bytes, bytes]] = {}
-    for thread in thread_folders(process):
-        targets = _open_paths(thread)
-        mounts = _visible_mounts(thread, mounts_by_namespace) if targets else {}
-        for descriptor, target in targets.items():
+    threads = thread_folders(process)
+    mounts = _visible_mounts(threads)
+    for thread in _with_own_descriptors(threads):
+        for descriptor, target in _open_paths(thread).items():
             with suppress(OSError):
                 if _is_in_memory(thread, descriptor, target, mounts):
                     status = os.stat(f"{thread}/fd/{descriptor}")  # noqa: PTH116 - runs after every case
                     if stat.S_ISREG(status.st_mode):
                         sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sizes
+
+
+def _with_own_descriptors(threads: Sequence[str]) -> list[str]:
+    """Return the folders in /proc of one thread for each table of descriptors.
+
+    Usually, all threads of a process share one table.
+    """
+    folders: dict[int, str] = {}
+    for folder in threads:
+        thread = int(os.path.basename(folder))  # noqa: PTH119 - runs after every case
+        if not any(share_descriptors(thread, other) for other in folders):
+            folders[thread] = folder
+    return [*folders.values()]
 
 
 def _open_paths(thread: str) -> dict[str, str]:
@@ -154,20 +166,22 @@ def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[byt
     return counts and mounts[mount] in _MEMORY_FILE_SYSTEMS
 
 
-def _visible_mounts(thread: str, known: dict[str, Mapping[bytes, bytes]]) -> Mapping[bytes, bytes]:
-    """Return the mounts that this process or a thread sees, see :func:`_mounts`.
+def _visible_mounts(threads: Sequence[str]) -> dict[bytes, bytes]:
+    """Return the mounts that this process or at least one of the threads sees, see :func:`_mounts`.
+
+    Threads that share descriptors can have mount namespaces of their own.
 
     Args:
-        thread: the folder in /proc of the thread.
-        known: the mounts of the mount namespaces that have been read; further ones are added.
+        threads: the threads' folders in /proc.
     """
     mounts: dict[bytes, bytes] = {}
-    for folder in ("/proc/self", thread):
+    namespaces = set()
+    for folder in ("/proc/self", *threads):
         with suppress(OSError):
             namespace = os.readlink(f"{folder}/ns/mnt")  # noqa: PTH115 - runs after every case
-            if namespace not in known:
-                known[namespace] = _mounts(folder)
-            mounts |= known[namespace]
+            if namespace not in namespaces:
+                namespaces.add(namespace)
+                mounts |= _mounts(folder)
     return mounts
 
 

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -284,16 +285,25 @@ def _spell_out_defaults(node: onnx.NodeProto, versions: Mapping[str, int]) -> No
     Inference of the function body would otherwise ignore the defaults of omitted attributes.
     """
     domain = plain_domain(node.domain)
-    version = versions.get(domain, 0)
-    if not version or not defs.has(node.op_type, version, domain):
-        return
-    schema: Any = defs.get_schema(node.op_type, version, domain)
-    if schema.has_function:
+    defaults = _body_defaults(node.op_type, versions.get(domain, 0), domain)
+    if defaults:
         stated = {attribute.name for attribute in node.attribute}
-        for name in schema.function_body.attribute:
-            default = schema.attributes[name].default_value
-            if name not in stated and default.type:
-                node.attribute.append(default)
+        node.attribute.extend(default for default in defaults if default.name not in stated)
+
+
+@lru_cache(maxsize=1000)
+def _body_defaults(operator: str, version: int, domain: str) -> tuple[onnx.AttributeProto, ...]:
+    """Return the defaults of the attributes that the function body of an operator uses.
+
+    The result is empty if the operator is unknown or has no function body.
+    """
+    if not version or not defs.has(operator, version, domain):
+        return ()
+    schema: Any = defs.get_schema(operator, version, domain)
+    if not schema.has_function:
+        return ()
+    defaults = (schema.attributes[name].default_value for name in schema.function_body.attribute)
+    return tuple(default for default in defaults if default.type)
 
 
 def _dimensions(declared: TypeProto) -> Iterator[Any]:
