@@ -1,7 +1,7 @@
-"""The audit of a suite: which mutants it rejects, and whether it rejects reformulations.
+"""Audit a suite: find the mutants that it does not reject, and the reformulations that it rejects.
 
-Every case with a single node runs on every known mistake, every automatic mutant and every
-reformulation of its operator. Outputs are judged as in ``run``. The module
+Every known mistake, every automatic mutant and every reformulation of an operator runs on the
+suite's cases with this operator as the only node. Outputs are judged as in ``run``. The module
 :mod:`~onnxopt_cli.analysis.node_audit` audits operators without a formula.
 """
 
@@ -45,13 +45,13 @@ from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.workers.forked_processes import parallel
 from onnxopt_cli.workers.interruption import Interruption
 
-#: A case with more than LARGE_ELEMENTS elements runs on a mutant only if fewer than two other cases
-#: reject that mutant.
+#: A mutant runs on a case with more than LARGE_ELEMENTS elements only if fewer than two other cases
+#: reject the mutant.
 LARGE_ELEMENTS = 40
-# If an error exceeds _CLEAR_ERROR_RATIO times the tolerance, the mutant is clearly wrong. Then no
-# further case runs on the mutant, except in a thorough audit.
+# If an error exceeds _CLEAR_ERROR_RATIO times the tolerance, the mutant is clearly wrong. Then the
+# mutant runs on no further case, except in a thorough audit.
 _CLEAR_ERROR_RATIO = 1e7
-#: Number of implementations of one operator that a process tests in one task.
+#: Largest number of tasks in a batch. A process receives one batch at a time.
 _BATCH = 16
 
 
@@ -93,7 +93,7 @@ class AuditedCase:
         return not first, -elements if first else elements
 
     def excess(self, outputs: Sequence[Array]) -> float:
-        """Return the largest error / tolerance of an output; a value over 1 is a rejection.
+        """Return the largest error / tolerance of any output; above 1, the outputs are rejected.
 
         Many implementations return the same outputs. Equal outputs are judged only once.
         """
@@ -123,10 +123,10 @@ class Verdict:
         about: its defect in one sentence.
         excess: for each trial, the largest error / tolerance of any output; None if the trial was
             skipped.
-        equivalent: whether the implementation equals the operator on all inputs that were tried.
+        equivalent: whether the implementation and the operator agree on all inputs that were tried.
         distinguishing: attributes and inputs on which a survivor differs from the operator.
         mutant_kind: the kind of defect if the operator has no formula; otherwise empty.
-        stillborn: whether the implementation fails on every node on which it has an effect. A
+        stillborn: whether the implementation fails on every node that its defect affects. A
             stillborn mutant counts neither as rejected nor as surviving.
         inputs: the number of additional inputs on which a mutant ran after no trial rejected it.
     """
@@ -188,7 +188,7 @@ class MutationScore:
 
     @property
     def survivors(self) -> list[Verdict]:
-        """Mutants that are not equivalent and that no case rejects."""
+        """Scored mutants that no case rejects."""
         return [verdict for verdict in self.scored if not verdict.rejected]
 
     @property
@@ -218,7 +218,7 @@ class MutationScore:
 
     @property
     def proven(self) -> Mapping[str, str]:
-        """For each mutant that is proven equivalent, the proof. Such a mutant runs on no case."""
+        """The proof for each mutant that is proven equivalent. Such a mutant runs on no case."""
         if isinstance(self.operator, Operator):
             return {}
         return proven_mutants([trial for trial in self.trials if isinstance(trial, NodeTrial)])
@@ -308,7 +308,7 @@ def audit(
             formula; otherwise these tasks run on this machine.
         inputs: for operators without a formula, the largest number of additional nodes on which a
             surviving mutant runs.
-        seconds: the search for such nodes draws no more nodes after this processor time.
+        seconds: processor time after which no more of these nodes are drawn.
         interruption: records a signal from the user. The signal ends the audit, and the scores then
             count only the finished implementations. If None, KeyboardInterrupt is raised instead.
     """
@@ -384,7 +384,7 @@ def _all_tasks(
 
 
 def _batches(tasks: Sequence[Task], limit: int) -> Iterator[Sequence[Task]]:
-    """Yield groups of at most ``limit`` tasks, each group with one operator and kind."""
+    """Split tasks into batches of at most ``limit`` tasks with the same operator and kind."""
     for _, group in groupby(tasks, key=lambda task: task[:2]):
         remaining = [*group]
         for start in range(0, len(remaining), limit):
@@ -430,7 +430,7 @@ def _batch_outcomes(
 def outcome(
     task: Task, trials: Mapping[str, Sequence[AuditedCase]], *, thorough: bool
 ) -> Verdict | Sequence[Inconclusive]:
-    """Return the verdict on one implementation, or an operator's inconclusive elements."""
+    """Run a task: return the verdict on an implementation, or the inconclusive elements."""
     name, kind, index = task
     operator_trials = trials[name]
     if kind == INCONCLUSIVE:
@@ -461,7 +461,7 @@ def outcome(
 
 
 def implementation(task: Task) -> Implementation:
-    """Return the implementation of a task of an operator with a formula."""
+    """Return the implementation that a task tests; its operator must have a formula."""
     name, kind, index = task
     return KINDS[kind](_operator(name))[index]
 

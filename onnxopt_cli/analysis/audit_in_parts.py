@@ -1,4 +1,7 @@
-"""Audits split by implementation: over the machines of a cluster, or into shards."""
+"""Split an audit: among the machines of a cluster, or into shards whose files are joined later.
+
+Each part tests some of the implementations on all cases.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ from onnxopt_cli.workers.cluster.dask_client import (
 )
 from onnxopt_cli.workers.cluster.sidecar import Handler
 
-# Largest number of bytes in the file of a shard.
+# Largest number of bytes in a shard's file.
 _MAX_SHARD_BYTES = 1 << 28
 #: An operator, a kind of implementation, and the name of an implementation. The name is empty for
 #: the kind INCONCLUSIVE.
@@ -66,7 +69,7 @@ def outcomes(
     *,
     thorough: bool,
 ) -> Generator[Verdict | Sequence[Inconclusive]]:
-    """Yield the outcomes of tasks on the workers of a cluster, in order.
+    """Run tasks on the workers of a cluster, and yield their outcomes in order.
 
     Args:
         cluster: the machines.
@@ -129,7 +132,7 @@ def joined(
     *,
     node_trials: Mapping[str, Sequence[NodeTrial]],
 ) -> Iterator[Verdict | Sequence[Inconclusive]]:
-    """Yield the outcomes of tasks in the shards of an audit, in order.
+    """Yield the outcomes of tasks, in order, from the files of an audit's shards.
 
     Args:
         paths: files written by ``onnxopt audit --shard --json``, one for each shard.
@@ -245,7 +248,7 @@ def digest(trials: Sequence[AuditedCase | NodeTrial]) -> str:
 
 
 def _outcome_of_task(data: Any, task: Task) -> Verdict | Sequence[Inconclusive]:
-    """Return the outcome of a task of an operator with a formula."""
+    """Parse the outcome of a task, whose operator must have a formula."""
     if task[1] == INCONCLUSIVE:
         return _outcome_from_json(data, INCONCLUSIVE, "", "")
     audited = implementation(task)
@@ -255,7 +258,7 @@ def _outcome_of_task(data: Any, task: Task) -> Verdict | Sequence[Inconclusive]:
 def _outcome_from_json(
     data: Any, kind: str, name: str, about: str
 ) -> Verdict | Sequence[Inconclusive]:
-    """Return the outcome of a task: a verdict, or the inconclusive elements."""
+    """Parse the outcome of a task: a verdict, or the inconclusive elements."""
     if kind == INCONCLUSIVE:
         return [(str(case), str(output), int(elements)) for case, output, elements in data]
     distinguishing = data["apart"]
@@ -285,7 +288,7 @@ def _outcome_from_json(
 
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict, without the implementation's name, as a JSON object."""
+    """Return a verdict as a JSON object, without the implementation's name."""
     distinguishing = None
     if verdict.distinguishing is not None:
         attributes, inputs = verdict.distinguishing

@@ -1,4 +1,4 @@
-"""Failure conditions that agree with the results of a backend for all known inputs.
+"""Find failure conditions that agree with the results of a backend on all known inputs.
 
 A path consists of one or two conditions, as in a decision tree of depth two. A path agrees with a
 failing input if at least one wrong element meets all conditions of the path. A path disagrees with
@@ -167,16 +167,16 @@ class ConditionFitting:
         )
 
     def _sorted_right(self, index: int, right: Array) -> Array:
-        """Return the values of a feature in ascending order, for a mask of right elements."""
+        """Return a feature's values at the right elements of a mask, in ascending order."""
         order = self._right_orders[index]
         return np.asarray(self._right[index, order[right[order]]])
 
     def _ranked(
         self, with_reach: Sequence[tuple[tuple[Condition, ...], int]], failing: Sequence[Sample]
     ) -> list[ConditionPath]:
-        """Return the paths in the order of their costs. The disagreement is a part of the cost.
+        """Return the paths with the simplest conditions, in ascending order of their costs.
 
-        Only the paths with the simplest conditions are considered.
+        The cost of a path includes its disagreement.
         """
         plain = sorted(with_reach, key=lambda pair: _cost(pair[0]))[:MAX_PATHS]
         if self._partial and plain:

@@ -1,4 +1,4 @@
-"""Inputs that are generated and submitted to a backend to refute or confirm conditions.
+"""Generate inputs, and submit them to a backend to refute or confirm failure conditions.
 
 Most generated inputs are similar to known inputs. Some of them have a value near the threshold of a
 condition.
@@ -37,8 +37,8 @@ SubmitCall = Callable[[Call[Array]], Sequence[Array] | None]
 
 #: Number of inputs that are submitted in each round to distinguish conditions.
 SUBMITTED_TO_LEARN = 12
-# Inputs are generated from the smaller half of the known inputs, but from at least _MIN_BASES of
-# them.
+# Generated inputs are changed copies of the smallest known inputs: of half of them, but of at least
+# _MIN_BASES.
 _MIN_BASES = 8
 #: An attempt to prove a condition submits at most SUBMITTED_TO_PROVE inputs that meet the
 #: condition, and at most SUBMITTED_TO_PROVE other inputs.
@@ -109,7 +109,8 @@ class ConditionQueries(ConditionFitting):
                 continue
             branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
             each = self._sampled(call, branches)
-            # An input is less informative if the fault would be visible in few of its elements.
+            # An input in which the fault would be visible in few elements is less informative, and
+            # is rarely yielded.
             if self._random.random() < max(0.1, self._visible_share(each)):
                 yield each
 
@@ -174,8 +175,8 @@ class ConditionQueries(ConditionFitting):
     def _sharpen(self) -> None:
         """Bisect the thresholds of the plainest path, starting from a failing sample.
 
-        A new fit to all samples takes longer than running a node. Therefore, the conditions are
-        fitted only after the bisection of a threshold.
+        The conditions are fitted again only after the bisection of a threshold, because a fit to
+        all samples takes longer than running a node.
         """
         for place in range(len(self._paths[0].conditions)):
             if not self._paths or place >= len(self._paths[0].conditions):
@@ -242,10 +243,10 @@ class ConditionQueries(ConditionFitting):
         return supports_wherever(met[True], met[False])
 
     def _with_plain_numbers(self, conditions: Sequence[Condition]) -> list[Sample]:
-        """Return variations of a failing node that meet conditions, in which one number is 0 or 1.
+        """Return variations of a failing node that set one number to 0 or 1 and meet conditions.
 
-        The number is an operand, an attribute or an expected element. Random inputs rarely contain
-        these numbers, for which many faults have no effect.
+        The number is an operand, an attribute or an expected element. Many faults have no effect if
+        the number is 0 or 1, which random inputs rarely contain.
         """
         base = next(
             (each for each in self._samples if each.failed and self._meets(conditions, each)), None

@@ -68,13 +68,13 @@ _NODES_COST = 1.5
 # A condition is a candidate if at least _MIN_CANDIDATE_SHARE of the elements that meet it are
 # wrong.
 _MIN_CANDIDATE_SHARE = 0.25
-# The least evidence of a candidate, as a decimal exponent.
+# Least evidence for a candidate. Evidence is the negative decimal logarithm of a probability.
 _MIN_CANDIDATE_EVIDENCE = 0.6
-# Evidence is a decimal exponent. More evidence than _MAX_EVIDENCE does not make a condition better.
+# More evidence than _MAX_EVIDENCE does not make a condition better.
 _MAX_EVIDENCE = 12.0
-# Cost of the trait of a condition that holds only for nodes with the trait.
+# Cost of restricting a condition to the nodes with a trait.
 _TRAIT_COST = 0.6
-# Cost of a second part of a condition.
+# Cost of the second feature in a condition.
 _PART_COST = 0.5
 # Cost of each limit in a condition.
 _LIMIT_COST = 0.3
@@ -91,18 +91,18 @@ _MAX_LEFT_COST = 3.0
 _MAX_PAIRED = 14
 # Number of ranked conditions.
 _MAX_RANKED = 30
-# The least value that is assumed for the second probability in :func:`_chance`.
+# The function :func:`_chance` replaces a smaller second probability with _LEAST_CHANCE.
 _LEAST_CHANCE = 1e-2
-# Number of traits for which pairs are tried.
+# Largest number of traits for which pairs of features are tried.
 _MAX_PAIRED_TRAITS = 5
-# Number of pairs that are kept for each trait.
+# Largest number of pairs that are kept for each trait.
 _MAX_PAIRS = 3
 
 
 class ElementLimit(NamedTuple):
-    """A feature of the elements for which a number lies in an open interval.
+    """The feature that the number ``name`` of an element lies between two bounds, exclusive.
 
-    The number is, for example, the right value of the element.
+    For example, the number is the right value of the element.
     """
 
     name: str
@@ -160,7 +160,7 @@ class _Node:
         sample: the node.
         features: the features.
         right: the elements of the right output.
-        wrong: the wrong elements; None if the type or shape of the output is wrong.
+        wrong: a mask of the wrong elements; None if the type or shape of the output is wrong.
         contents: the statements that hold for all wrong elements.
         failed: whether the output is wrong.
         is_varied: whether the right output has enough different elements to show a wrong order.
@@ -292,7 +292,7 @@ class ElementConditions:
     def _paired(self, counts: Array, within: Array) -> list[int]:
         """Return the features from which pairs are formed, the most selective first.
 
-        All wrong elements have such a feature, and few right elements do.
+        All wrong elements and few right elements have such a feature.
         """
         failing = np.array([node.failed for node in self.nodes]) & within
         possible = (counts[failing][:, :, 3] == 0).all(axis=0)
@@ -308,7 +308,7 @@ class ElementConditions:
     def _costs(
         self, counts: Array, groups: Sequence[Trait | None], holds: Array
     ) -> tuple[Array, Array, Array]:
-        """Return the costs of features for nodes with a trait.
+        """Return the cost of each feature as a condition on the nodes with each trait.
 
         Args:
             counts: for each node and feature, the result of :func:`_counts`.

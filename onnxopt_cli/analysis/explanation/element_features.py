@@ -42,9 +42,9 @@ class ElementFeatures:
     Attributes:
         size: the number of elements.
         flags: for each statement, a flat mask of the elements for which the statement holds.
-        numbers: by the name of a number, such as the right value, the numbers of all elements in
-            flat order; NaN for an element without this number.
-        operands: by the name of an input, the input element that belongs to each output element.
+        numbers: for each name, such as "the right value", a number for each element in flat order;
+            NaN if an element has no such number.
+        operands: for each input's name, the input element that belongs to each output element.
         undecided: for some statements, a flat mask of the elements in which a fault would be
             invisible.
     """
@@ -491,7 +491,7 @@ def _contents(
 
 
 def _in_order(array: Array) -> list[str]:
-    """Return the elements of a tensor as sorted strings, because NaN has no place in an order."""
+    """Return the elements of a tensor as sorted strings; NaN cannot be sorted as a number."""
     return sorted(map(str, array.reshape(-1).tolist()))
 
 
@@ -529,9 +529,9 @@ def _near(first: Array, second: Array, rtol: float) -> Array:
 
 
 def _moves(right: Array, before: Array, after: Array, wrong: Array) -> dict[str, Array]:
-    """Return statements about wrong elements that equal the right element of a neighbouring index.
+    """Return statements that wrong elements equal the right element at a neighbouring index.
 
-    Each statement has a mask of the wrong elements for which the statement holds.
+    The result maps each statement to a mask of the wrong elements for which it holds.
     """
     statements = {}
     for place, word in _PLACES.items():
@@ -555,7 +555,7 @@ def is_varied(right: Array) -> bool:
 
 
 def _epsilon(array: Array) -> float:
-    """Return the machine epsilon of a type; 0 for integers."""
+    """Return the machine epsilon of a tensor's type; 0 for integers."""
     if array.dtype.kind in "iu":
         return 0.0
     return float(ml_dtypes.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]

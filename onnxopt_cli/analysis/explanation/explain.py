@@ -1,4 +1,4 @@
-"""Explanations of failures: known mistakes that reproduce the outputs of a backend.
+"""Explain failures by known mistakes that reproduce the outputs of a backend.
 
 An explanation is a small set of known mistakes, called a cover. Each mistake, or combination of
 mistakes, reproduces the outputs of some failing cases. It must also compute right outputs in every
@@ -6,8 +6,8 @@ case that the backend passes. The mistakes of a cover together reproduce as many
 possible. For failing cases that no mistake reproduces,
 :mod:`~onnxopt_cli.analysis.explanation.explain_remaining` looks for another cause.
 
-An error may have any reason. Therefore, if a backend raises errors but returns no wrong values, the
-errors are not explained. If a mistake reproduces wrong values, it may also account for errors.
+If a backend raises errors but returns no wrong values, the errors are not explained, because an
+error may have any reason. A mistake that reproduces wrong values may also account for errors.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def explain(
         results: all results of a run.
         cases: the cases by id.
         judging: how the run judged outputs.
-        seconds: limit of the search for known mistakes. The processor time of this process counts,
-            and the time that the backends take. If the limit ends the search, explanations state
-            that some mistakes have not been tried.
+        seconds: limit of the search for known mistakes. Both the processor time of this process and
+            the time of the backends count. If the limit ends the search, explanations state that
+            some mistakes have not been tried.
         query_seconds: limit of the search for other causes, which may also use the rest of
             ``seconds``; None for :data:`QUERY_SECONDS` for each operator.
         progress: called with the current activity.
@@ -582,7 +582,10 @@ class _Search:
             without |= doubtful
 
     def _is_supported(self, name: str) -> bool:
-        """Return whether candidates with a mistake reproduce half of the cases that it affects."""
+        """Return whether the candidates that contain a mistake reproduce half of its failing cases.
+
+        A failing case belongs to the mistake if the mistake makes an output of the case wrong.
+        """
         containing = [candidate for candidate in self._reproducing if name in candidate.names]
         not_alone = self._left(candidate for candidate in containing if len(candidate.names) == 1)
         if 2 * len(not_alone) <= len(self._wrong):
@@ -776,7 +779,7 @@ class _Search:
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _equivalents(self, candidate: _Candidate) -> str:
-        """Return a note that counts other mistakes with the effect of a candidate; may be empty."""
+        """Return a note on the number of other mistakes with a candidate's effect; may be empty."""
         equivalents = [
             rival.mistake
             for rival in self._reproducing
@@ -834,7 +837,7 @@ def _submitting(ask: Submit) -> SubmitCall:
 
 
 def _has_right_values(result: Result) -> bool:
-    """Return whether the values of a result are right; its case may have failed anyway."""
+    """Return whether all values of a result are right, even if the case failed."""
     return result.outcome is Outcome.PASS or (bool(result.diffs) and not result.wrong)
 
 

@@ -1,4 +1,4 @@
-"""Explanations of failures in operators without a formula: known mistakes and conditions.
+"""Explain failures in operators without a formula by known mistakes and conditions.
 
 A hypothesis states that a backend is wrong wherever a node meets a condition. It may also state
 that the backend then returns the outputs of a known mistake. A hypothesis must agree with all cases
@@ -82,18 +82,18 @@ MIN_AGREEING = 4
 #: A proof requires MIN_UNCONTRADICTED passing generated nodes that do not contradict the
 #: hypothesis.
 MIN_UNCONTRADICTED = 4
-#: A condition without a known mistake is stated only if at most MAX_OTHER_SHARE of the nodes that
-#: do not meet it fail.
+#: If a condition has no known mistake, at most MAX_OTHER_SHARE of the nodes that do not meet the
+#: condition may fail.
 MAX_OTHER_SHARE = 0.1
 #: A condition is plain if it has one part, and the part is a statement about a parameter. Of the
-#: nodes that do not meet a plain condition, up to MAX_OTHER_SHARE_OF_PLAIN may fail. All nodes that
-#: meet the condition must then be unlikely to fail by chance.
+#: nodes that do not meet a plain condition, up to MAX_OTHER_SHARE_OF_PLAIN may fail. It must then
+#: be unlikely that all nodes that meet the condition fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.5
 #: The probability that all nodes which meet a plain condition fail by chance must be at most
 #: MAX_CHANCE.
 MAX_CHANCE = 1e-9
-#: If a condition has several parts, there must be MIN_LACKING passing nodes for each part that meet
-#: all other parts but not this one.
+#: If a condition has several parts, each part must be the only part that is lacking in MIN_LACKING
+#: passing nodes.
 MIN_LACKING = 3
 #: At least MIN_MEETING_CASES failing cases must agree with a statement if the backend cannot run
 #: generated nodes, or if generated nodes do not suffice.
@@ -103,8 +103,8 @@ MIN_MEETING_CASES = 3
 MIN_OTHER_CASES = 3
 #: Largest number of causes that are stated for one operator.
 MAX_CAUSES = 3
-# Shares of the limit of a search. The search for causes of errors gets a smaller share, because it
-# tries no known mistakes.
+# For each outcome, the share of the limit that a search gets. The search for causes of errors gets
+# a smaller share, because it tries no known mistakes.
 _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.35}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
@@ -150,8 +150,8 @@ def explain_nodes(
         results: all results of a run.
         cases: the cases by id.
         formulas: names of the operators with a formula, which are skipped.
-        seconds: limit of the search. The processor time of the search counts, and the time that the
-            backends take. If None, each failing operator has the limit :data:`OPERATOR_LIMIT`, and
+        seconds: limit of the search. Both the processor time of the search and the time of the
+            backends count. If None, each failing operator has the limit :data:`OPERATOR_LIMIT`, and
             all operators together have :data:`MAX_OPERATOR_LIMITS` times this limit. An operator
             that is not examined within the limit gets an explanation without a cause.
         progress: called with the current activity.
@@ -311,7 +311,7 @@ def _sample(result: Result, case: Case | None, outcome: Outcome) -> NodeSample |
 def _has_outputs(sample: NodeSample, submit: SubmitNode | None, *, is_at_limit: bool) -> bool:
     """Return whether the outputs of a failing node are known, or can be obtained by a second run.
 
-    Large outputs and outputs that are not tensors were not kept.
+    The run did not keep large outputs and outputs that are not tensors.
 
     Args:
         sample: the node.
@@ -489,8 +489,8 @@ class _NodeSearch:
             Whether to continue: True if a hypothesis was accepted and failing cases remain.
         """
         best_key = ""
-        # The keys are those of hypotheses. A value is the number of nodes that were known when the
-        # hypothesis became the best one.
+        # For the key of each hypothesis, the number of nodes that were known when the hypothesis
+        # became the best one.
         known: dict[str, int] = {}
         for _ in range(ROUNDS):
             ranked = self._ranking.hypotheses()
@@ -722,7 +722,7 @@ class _NodeSearch:
         return self._explained_alone(hypothesis) >= MIN_MEETING
 
     def _explained_alone(self, hypothesis: Hypothesis) -> int:
-        """Return the number of generated nodes of which a hypothesis is the only explanation."""
+        """Return the number of generated nodes that only this hypothesis explains."""
         rivals = self._ranking.accepted_besides(hypothesis)
         return sum(
             not sample.case and hypothesis.explains(sample) and not any_explains(rivals, sample)

@@ -1,4 +1,4 @@
-"""Causes of failures that no known mistake reproduces, and tests of mistakes on generated inputs.
+"""Find causes of failures that no known mistake reproduces; test mistakes on generated inputs.
 
 :mod:`~onnxopt_cli.analysis.explanation.explain` finds a cover: known mistakes that agree with the
 cases of a run, and together reproduce as many failing cases as possible. This module submits
@@ -69,7 +69,7 @@ CHANGE_SECONDS = 5.0
 #: Largest number of changes of the formula that are tested on generated inputs. The limit applies
 #: separately to tests without a condition and tests with a condition.
 MAX_TESTED_CHANGES = 8
-#: Number of failing cases that determine the constants of changes.
+#: Number of failing cases from which the constants in changed formulas are determined.
 CONSTANT_CASES = 3
 #: A change of the formula must reproduce at least MIN_REPRODUCED_SHARE of the failing cases.
 MIN_REPRODUCED_SHARE = 0.75
@@ -355,7 +355,7 @@ class CauseSearch:
         return None
 
     def _agrees(self, mistake: Implementation, outcomes: Counter[bool]) -> bool:
-        """Return whether a mistake has reproduced enough wrong outputs for generated inputs.
+        """Return whether a mistake reproduced enough of the wrong outputs on generated inputs.
 
         Hundreds of changes of the formula are tried, so that one of them may agree with nearly all
         inputs by accident. Therefore, more evidence is required for a change than for a known
@@ -566,7 +566,7 @@ def _reproduced_cases(
 def _reproduces_most(mistake: Implementation, observations: Sequence[Observation]) -> bool:
     """Return whether a mistake reproduces the wrong elements of most cases.
 
-    Most changes fail in the first cases. Then no other cases are computed.
+    The remaining cases are skipped as soon as too many differ, usually after the first cases.
     """
     missed = 0
     for observation in observations:

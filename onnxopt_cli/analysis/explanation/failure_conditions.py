@@ -1,4 +1,4 @@
-"""Conditions under which a backend fails: properties of failing inputs that passing inputs lack.
+"""Find conditions under which a backend fails.
 
 A condition has one or two parts, like a path through a decision tree of depth two. The backend
 fails a node if at least one element of the node meets all parts. In every failing input, a wrong
@@ -64,8 +64,8 @@ MIN_FAILING_WITHOUT_QUERIES = 4
 # A condition is not informative if more than _MAX_INPUTS_SHARE of all inputs meet it, and more than
 # _MAX_INPUTS_SHARE of their elements.
 _MAX_INPUTS_SHARE = 0.9
-#: A part of a condition is necessary only if MIN_PASSING inputs pass that meet the other part but
-#: not this one.
+#: A part of a condition is necessary only if at least MIN_PASSING inputs without this part, but
+#: with the other part, pass.
 MIN_PASSING = 5
 #: Of the inputs that meet only one of two parts, at most MAX_FAILING_SHARE may fail.
 MAX_FAILING_SHARE = 0.1

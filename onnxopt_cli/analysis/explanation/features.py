@@ -38,8 +38,8 @@ FLOAT32_MAX = np.finfo(np.float32).max
 #: The thresholds of a count are taken from the values of wrong elements: the MAX_COUNT_CUTS
 #: smallest and the MAX_COUNT_CUTS largest values.
 MAX_COUNT_CUTS = 5
-#: Right counts of a magnitude of MAX_COUNT or more yield no threshold: they are near the ends of
-#: int64, where arithmetic overflows.
+#: A count of a right element yields no threshold if its magnitude is MAX_COUNT or more, because
+#: arithmetic overflows near the ends of int64.
 MAX_COUNT = 1 << 62
 #: The largest exponent of a power of ten. The power and its reciprocal are normal doubles.
 MAX_EXPONENT = 300
@@ -143,7 +143,7 @@ def features(
 
 
 def _sampled(labels: Array) -> Array:
-    """Return the flat indices of labelled elements; in a long tensor, only near both ends."""
+    """Return the flat indices of elements with a nonzero label; a selection if there are many."""
     usable = np.flatnonzero(labels)
     if usable.size <= MAX_ELEMENTS:
         return usable
@@ -451,7 +451,7 @@ def _node_flags(call: Call[Array]) -> Iterator[Feature]:
 def _tensor_flags(
     call: Call[Array], flat_indices: Mapping[int, Array], each: Callable[[Iterable[Any]], Array]
 ) -> Iterator[Feature]:
-    """Yield boolean features of positions and lengths, such as the last row of a tensor."""
+    """Yield boolean features of positions and lengths, such as being in the last row."""
     x, index = call.operator.tensors[0], np.concatenate([*flat_indices.values()])
     firsts = [call.groups[at][0] for at in flat_indices]
     size, last = each(first.size for first in firsts), len(call.groups) - 1

@@ -1,4 +1,4 @@
-"""Changes of an operator's formula that may explain failures which no known mistake reproduces.
+"""Change an operator's formula to explain failures that no known mistake reproduces.
 
 A change alters the value of one expression of the formula: an operand, an intermediate result, or a
 part of one. There are three ways to alter the value:
@@ -283,7 +283,7 @@ def _wide(numbers: Any) -> Array:
 def _fitted_changes(
     operator: Operator, place: _Place, failing: Sequence[FailingNode]
 ) -> Iterator[tuple[str, Alteration]]:
-    """Yield changes with constants, each of which reproduces a wrong element of a failing case."""
+    """Yield changes with constants; for elementwise operators, each reproduces a wrong element."""
     elementwise = is_elementwise(operator)
     for text, change in _CONSTANT_CHANGES.items():
         chosen: dict[float, None] = {}
@@ -305,7 +305,7 @@ def _with_constant(change: Callable[[Any, Any], Any], constant: float, value: An
 def _fitting_constants(
     place: _Place, change: Callable[[Any, Any], Any], node: FailingNode
 ) -> list[float]:
-    """Return the plainest constants with which the formula returns a wrong value of the backend."""
+    """Return the plainest constants with which the formula reproduces a wrong element of a node."""
     wrong_element = _wrong_element(node)
     if wrong_element is None:
         return []

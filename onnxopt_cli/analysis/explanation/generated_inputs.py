@@ -1,4 +1,4 @@
-"""Random inputs for an operator, made by changing the nodes of known cases.
+"""Generate random inputs for an operator by changing the nodes of known cases.
 
 A node has one or more groups. A group consists of the operands that belong to one optimized tensor.
 """

@@ -1,4 +1,4 @@
-"""Statements about the nodes on which a backend is wrong, and their agreement with known nodes.
+"""Hypotheses about the nodes on which a backend is wrong, and tests of them on known nodes.
 
 A hypothesis states that a backend is wrong wherever a node meets a condition. It may also state
 that the backend then returns the outputs of a known mistake.

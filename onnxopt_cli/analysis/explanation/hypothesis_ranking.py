@@ -1,4 +1,4 @@
-"""The hypotheses that agree with all known nodes, the best first.
+"""Rank the hypotheses that agree with all known nodes, the best first.
 
 The cost of a hypothesis depends on the number and the kinds of its parts, and on the failures that
 the hypothesis does not explain.

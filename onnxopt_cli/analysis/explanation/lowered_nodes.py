@@ -1,4 +1,4 @@
-"""Search for the primitive nodes of a lowered model that a backend computes wrongly.
+"""Find the primitive nodes that a backend computes wrongly in a lowered model.
 
 If a backend lacks an operator, it runs a lowered model of primitive nodes instead. If one of these
 nodes is wrong, a known mistake of the operator may have the same effect by chance. Each node is
@@ -46,7 +46,7 @@ def wrong_nodes(
     submit: Submit,
     only: frozenset[str] = frozenset(),
 ) -> Iterator[WrongNode]:
-    """Yield nodes of a lowered model that a backend computes wrongly, at most one per operator.
+    """Yield the nodes that a backend computes wrongly in a lowered model, at most one per operator.
 
     Args:
         model: a model whose nodes have formulas.

@@ -1,4 +1,4 @@
-"""Examination of nodes: their traits, and the effects of known mistakes on them.
+"""Examine nodes: find their traits, and the effects of known mistakes on them.
 
 onnx's reference computes the outputs of known mistakes and the correct outputs of generated nodes.
 It runs in a forked process, because models are not trusted.

@@ -342,7 +342,7 @@ def effects_by_mistake(
 ) -> dict[str, Effect] | None:
     """Return the effects of mistakes on a node, by the name of the mistake.
 
-    An effect that cannot be decided is None.
+    The result is None if an effect cannot be determined.
     """
     effects: dict[str, Effect] = {}
     for mistake in mistakes:

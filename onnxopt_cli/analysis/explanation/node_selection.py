@@ -1,4 +1,4 @@
-"""Selection of the generated nodes that test a hypothesis."""
+"""Select the generated nodes that test a hypothesis."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ _NAMED_AXES = (("first", 0), ("second", 1), ("last", -1))
 # Additional cost of a trait of an optional attribute if the trait may also hold for nodes that omit
 # the attribute.
 _DEFAULT_COST = 0.15
-# Cost of each value of a list that a trait states.
+# Cost of each value in a list that a trait states.
 _ITEM_COST = 0.2
 # Additional cost of traits of the right output, because they follow from traits of the inputs.
 _OUTPUT_COST = 0.12
