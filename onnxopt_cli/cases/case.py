@@ -1,4 +1,4 @@
-"""Cases with their ids, the problems that they contain, and their text for reports."""
+"""Defines a case and its content (model, inputs, stored outputs), and describes it for reports."""
 
 from __future__ import annotations
 
@@ -34,13 +34,15 @@ from onnxopt_cli.operators.operator import Operator
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The content of a case, which may be large: it is loaded on demand and released after use.
+    """The content of a case: a model, its inputs and its stored outputs.
+
+    The content may be large, so it is loaded on demand and released after use.
 
     Attributes:
         model: the model to run, with its external data included.
         inputs: a value for every input of the graph that must be fed, in the graph's order.
         stored: the stored outputs by name, in the graph's order; None if the case has no stored
-            outputs, so that the expected outputs are computed.
+            outputs. The expected outputs are then computed.
         tolerance: the case's own tolerance for all outputs, or None.
         output_tolerances: the case's own tolerances for single outputs; they take precedence over
             ``tolerance``.
@@ -50,7 +52,7 @@ class Problem:
             inputs of the first step, or contains a ``Loop`` over all steps.
         operator: the operator, if the model is one node of an operator with a formula.
         call: the operator's call with the inputs of the case or, for a trajectory, of the first
-            step. None without an operator, or if the node breaks the operator's signature.
+            step. None if ``operator`` is None, or if the node breaks the operator's signature.
     """
 
     model: onnx.ModelProto
@@ -142,8 +144,9 @@ class Case:
         tags: words that select the case.
         suite_version: the version of the suite, 2 for ``conformance@2``; empty if the suite has no
             version.
-        files: function that returns the signature of each file of the case, by path. The signature
-            is empty if the file is not read before the case is loaded.
+        files: function that returns, for the path of each file of the case, the ``Signature`` by
+            which a changed file is recognized. The signature is empty if the file is not read
+            before the case is loaded.
     """
 
     id: str

@@ -137,7 +137,7 @@ class Author:
             (derived_output.branch.inconclusive for derived_output in derived_outputs(template)),
         )
         if inconclusive.ndim == 0:
-            # The outputs depend on all elements, so the largest elements are removed until the
+            # Each output depends on all elements, so the largest elements are removed until the
             # outputs are conclusive.
             size = np.max([np.abs(tensor) for tensor in tensors.values()], axis=0)
             if inconclusive and size.size > 1:
@@ -266,7 +266,7 @@ def _settings(operator: Operator) -> list[dict[str, str]]:
 
 
 def unreadable(operator: Operator) -> str:
-    """Return the line and the reason if an interpretation of the formula fails, else ``""``.
+    """Return a message with line and reason if a formula cannot be interpreted, else ``""``.
 
     The formula is interpreted with ordinary operands, once for each combination of values of the
     attributes with choices. Every NumPy function that the formula calls must be in the vocabulary.

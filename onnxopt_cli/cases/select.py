@@ -1,4 +1,4 @@
-"""Select cases by pattern, tag, operator, earlier failures and required capabilities."""
+"""Selects cases by pattern, tag, operator, required capabilities, and failures in earlier runs."""
 
 from __future__ import annotations
 
@@ -88,15 +88,13 @@ def choose(
         filters: the filters of the command line; an empty filter selects every case.
         tell: called with each notice for the user. A notice names a word that matches no case, or
             states why all cases run although --lf was given.
-        without: further capabilities to exclude, in addition to those in the filters, each with the
-            reason.
+        without: capabilities to exclude in addition to those in the filters, each with the reason.
         failed: how to use earlier failures; None ignores them.
         required: whether at least one case must be selected.
 
     Returns:
-        The selected cases, in their original order unless failed cases run first. Also, for each
-        excluded capability, a text with the number of cases that need the capability, and the
-        reason.
+        The selected cases, in their original order unless failed cases run first. Also, by excluded
+        capability, a text that states how many cases need the capability and why it is excluded.
 
     Raises:
         UsageError: if no case has a given operator or tag, a capability is unknown, or a pattern
@@ -163,7 +161,7 @@ def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str
 
 
 def remember(results: Sequence[Result]) -> None:
-    """Store which cases failed; keep the stored state of cases that did not run."""
+    """Store which cases failed, for --lf and --ff; a case that did not run keeps its state."""
     path = cache_folder() / _FAILURES_FILE
     if not os.path.lexists(path) and all(result.conforms for result in results):
         return
@@ -187,7 +185,7 @@ def remember(results: Sequence[Result]) -> None:
 
 
 def operators_of(case: Case) -> tuple[str, ...]:
-    """Return the names of the operators in a case's model; none if the case is invalid."""
+    """Return the names of the operators in a case's model; empty if the case is invalid."""
     if case.operators is not None:
         return case.operators
     try:
@@ -316,7 +314,7 @@ def _having(
 def _leave_out(
     cases: Sequence[Case], without: Mapping[str, str]
 ) -> tuple[list[Case], dict[str, str]]:
-    """Exclude the cases that need a capability, and count them for each capability."""
+    """Exclude the cases that need one of some capabilities; count these cases by capability."""
     for name in without:
         if name not in CAPABILITIES:
             hint = nearest(name, CAPABILITIES, f"the capabilities are {', '.join(CAPABILITIES)}")
@@ -387,7 +385,7 @@ def capabilities(problem: Problem) -> tuple[str, ...]:
 
 
 def capabilities_of(case: Case) -> tuple[str, ...]:
-    """Return the capabilities that a case needs; none if the case is invalid."""
+    """Return the capabilities that a case needs; empty if the case is invalid."""
     try:
         return capabilities(case.load())
     except (InvalidCase, NodeError, MemoryError):

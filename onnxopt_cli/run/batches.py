@@ -1,10 +1,9 @@
 """Batches of small cases, for backends that take seconds to compile a model (option ``batch=N``).
 
 The models of up to N cases are joined into one model. If the backend fails to run a joined model,
-each half of the batch runs again, down to single cases. The response to a case is therefore either
-a part of the outputs of its batch, or the backend's response to the case alone. If outputs from a
-batch are wrong, the runner runs their case again, alone. Thus a failure is only attributed to the
-case that caused it.
+each half of the batch runs again, down to single cases. If outputs from a batch are wrong, the
+runner runs their case again, without other cases. Thus, no case fails because of another case in
+its batch.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # For each model that failed alone, the set of its operators. A model with the same set of
-        # operators does not join a batch.
+        # The sets of operators of models that failed without other models. A model with one of
+        # these sets of operators does not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead
@@ -148,8 +147,8 @@ class BatchExecutor:
         failure = _failure(response)
         is_limit = failure in {Outcome.TIMEOUT, Outcome.OOM}
         if is_limit and failure not in map(_failure, responses):
-            # The batch was too large: the batch exceeded a limit of time or memory, but no smaller
-            # part did.
+            # The batch was too large: it exceeded a limit of time or memory, but no smaller part
+            # of it did.
             self._size = min(self._size, middle)
         return responses
 

@@ -1,4 +1,4 @@
-"""Executors, which run cases and models on backends: in this process, or in worker processes."""
+"""Executors, which run cases on backends: in this process, in workers, or on other machines."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Executor(Protocol):
 
 
 def weak_isolation(execution: Execution, backends: Sequence[str]) -> str:
-    """Return a warning if this system isolates backends only partly; else an empty string."""
+    """Return a warning if this system cannot isolate backends completely, else an empty string."""
     unnamed = {split_label(text)[1] for text in backends}
     is_numpy_alone = execution.isolation is None and unnamed == {"numpy"}
     isolated = not is_numpy_alone and execution.isolation is not Isolation.NONE
@@ -129,8 +129,8 @@ def open_executors(
         backends: the specifications of the backends.
         execution: how to run them.
         interruption: set when the user interrupts the run.
-        reference_oracle: the reference oracle, whose workers are separate even if the backends are
-            not isolated. None if models without a formula need no oracle.
+        reference_oracle: the oracle of models without a formula; None if no case needs the oracle.
+            Its workers are separate processes even if the backends are not isolated.
         cluster: the machines on which the backends run; None for this machine.
         open_progress: opens a progress display for the installation of adapters.
 
@@ -243,7 +243,7 @@ class _Pools:
         Args:
             specification: the specification of the backend.
             execution: how to run it.
-            closed: whether other processes are kept from inspecting the workers.
+            closed: whether other processes are prevented from inspecting the workers.
         """
         from onnxopt_cli.workers.pool import Pool
         from onnxopt_cli.workers.worker import Worker
@@ -330,7 +330,7 @@ def distinct_specifications(backends: Sequence[str]) -> list[Specification]:
 def require_backends(
     backends: Sequence[str], interruption: Interruption, open_progress: OpenProgress
 ) -> None:
-    """Require that all backends are known, and that at least one of them is not missing.
+    """Require that the names of all backends are known, and that at least one backend exists.
 
     A plugin is missing if its file does not exist. An adapter is missing if its environment cannot
     be created. No code of a backend is executed.
@@ -342,14 +342,14 @@ def require_backends(
 
     Raises:
         UsageError: if a specification is invalid, or names an unknown backend.
-        BackendUnavailable: if every backend is missing.
+        BackendUnavailable: if all backends are missing.
     """
     specifications = distinct_specifications(backends)
     for specification in specifications:
         require_known_name(specification)
     missing = []
-    # Check adapters last. If a backend of another kind exists, no adapter is installed here,
-    # because a failed installation would be repeated when the backends are opened.
+    # Check adapters last. If a backend of another kind exists, no adapter is installed here. A
+    # failed installation would be repeated when the backends are opened.
     for specification in sorted(specifications, key=lambda named: bool(named.adapter)):
         try:
             require_plugin_file(specification)
@@ -422,10 +422,10 @@ def _open_remote(
 
 
 def _limits_of(specification: Specification, limits: Limits) -> Limits:
-    """Return the limits of a backend's workers. The option ``timeout`` can only raise the limits.
+    """Return the limits of a backend's workers, which the backend's option ``timeout`` may raise.
 
-    The option also limits the time for each response of a command. A case may need several
-    responses.
+    For a backend that is a command, the option limits the time for each response of the command.
+    A case may need several responses.
     """
     seconds = specification.timeout or 0
     return replace(
@@ -501,10 +501,10 @@ class InProcess:
         lowering: the condition under which the backend gets primitive operators.
         limits: the time limits of a backend that is a command.
         interruption: set when the user interrupts the run.
-        open_pool: starts workers; None to run all models in this process. Single nodes with a
-            formula, and their trajectories, do not run in workers. Such a node is checked first,
-            and the size of its inputs limits the time and memory that its formula takes. Any other
-            model may loop endlessly or allocate terabytes.
+        open_pool: starts workers; None to run all models in this process. Workers run all models
+            except single nodes with a formula and their trajectories. These nodes are checked
+            first, and the size of their inputs limits the time and memory that the formula takes.
+            Any other model may loop endlessly or allocate terabytes.
     """
 
     def __init__(
@@ -526,7 +526,7 @@ class InProcess:
 
     @property
     def runs_only_formulas(self) -> bool:
-        """Whether this process runs only formulas, and workers run all other models."""
+        """True if this process runs only formulas, and workers run all other models."""
         return self._open_pool is not None
 
     def without_workers(self) -> InProcess:

@@ -1,4 +1,4 @@
-"""Judging: a case's expected result and a backend's response determine the result."""
+"""Judges a backend's response to a case by the case's expected result."""
 
 from __future__ import annotations
 
@@ -133,8 +133,9 @@ def _compared(
 ) -> tuple[Expected, tuple[Diff, ...], str]:
     """Return the correct result that matches the outputs, the diffs from it, and a note.
 
-    If no correct result matches, return the one from which the fewest elements of the outputs
-    deviate. Results of the second reading of a contested question are then not considered.
+    A case has several correct results if its specification is ambiguous. If none of them matches,
+    return the one with the fewest wrong elements. Correct results of a contested second reading of
+    the specification are then not considered.
     """
     mismatching: list[tuple[Expected, tuple[Diff, ...]]] = []
     contested = False
@@ -168,9 +169,10 @@ def _agreement(
 ) -> tuple[Outcome, str, str]:
     """Return the outcome of compared outputs, a note, and the reason for the outcome, if any.
 
-    If outputs within their tolerances have a systematic error, the result is a failure or a note.
-    An element is inconclusive if its tolerance reaches half of its value, and the backend did not
-    return exactly the expected value. If all elements are inconclusive, the case is skipped.
+    Outputs within their tolerances may still have a systematic error, which leads to a failure or a
+    note. An element is inconclusive if its tolerance is at least half of its value, unless the
+    backend returned exactly the expected value. If all elements are inconclusive, the case is
+    skipped.
     """
     if response.changed or not all(diff.agrees for diff in diffs):
         return Outcome.FAIL, note, ""
@@ -317,9 +319,10 @@ def _result(
 
 
 def other_defect(result: Result) -> str:
-    """Return the part of a failure's message that does not describe wrong outputs; possibly empty.
+    """Return a failure's message without the description of wrong outputs; possibly empty.
 
-    This part reports a model that should have been rejected, a changed input, or a leak.
+    The remaining message reports a model that should have been rejected, a changed input, or a
+    leak.
     """
     steps = tuple(result.curve)
     remainder = result.message.removeprefix(wrong_outputs(result.diffs, steps)).removeprefix("; ")

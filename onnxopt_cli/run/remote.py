@@ -37,8 +37,8 @@ _LOST = "its machine was lost in each attempt: "
 class Remote:
     """A backend on every worker of a cluster.
 
-    The method :meth:`rows` runs and judges cases on all workers at the same time. All other
-    requests, for example those of a rerun or an explanation, go to a single worker, in order.
+    The method :meth:`rows` runs and judges cases on all workers in parallel. All other requests,
+    for example those of a rerun or an explanation, go to a single worker, one after another.
 
     Args:
         specifications: the specifications of all backends of the workers.
@@ -118,10 +118,10 @@ class Remote:
         return incidents
 
     def rows(self, cases: Sequence[Case]) -> Generator[tuple[Result, ...] | None]:
-        """Yield the results of each case, one for each of the workers' backends, in order.
+        """Yield the results of each case in order, one for each backend of the workers.
 
         Yields:
-            The results. None for a case that a worker cannot judge without this process.
+            The results; None for a case that only this process can judge.
         """
         items, files = case_references(cases)
         names = self._names

@@ -1,4 +1,4 @@
-"""Comparison of a backend with a wrong implementation: do both return the same outputs?
+"""Compares a backend with a wrong implementation: do both return the same outputs?
 
 If the operator has a formula, its known mistakes are evaluated in this process and compared within
 error bounds. Otherwise, onnx's corrected reference computes the known mistakes in a forked process,
@@ -56,11 +56,11 @@ MAX_EPSILONS = 4.0
 # The rounding error of a wrong implementation may be at most this multiple of the rounding error of
 # the formula. The limit does not apply if rounding is the defect.
 _MAX_EXTRA_ROUNDING = 1000.0
-# A wrong implementation may return an element within the tolerance of the correct value by chance.
-# The probability is about the tolerance of the correct value, divided by the error bound of the
-# wrong implementation. If the quotient is below this limit, chance is considered unlikely.
+# A wrong implementation may by chance return an element within the tolerance of the correct value.
+# The probability is about the quotient of this tolerance and the error bound of the wrong
+# implementation. A quotient below this limit is considered unlikely.
 _UNLIKELY = 0.01
-#: The reason why a node of an operator without a formula cannot be compared with known mistakes.
+#: The reason that :func:`observe` returns for a node of an operator without a formula.
 WITHOUT_FORMULA = "without formula"
 
 #: If generated nodes do not confirm a mistake, it must reproduce at least this number of a
@@ -68,10 +68,10 @@ WITHOUT_FORMULA = "without formula"
 MIN_ELEMENTS_ALIKE = 3.0
 # The limits of the process that computes a mistake: seconds and bytes.
 _SECONDS, _BYTES = 10.0, 1 << 30
-# A mistake reproduces a wrong element of a backend if their values of the element differ by at most
-# this share of the backend's error.
+# A mistake reproduces a wrong element of a backend if the values that both return for the element
+# differ by at most this share of the backend's error.
 _NEAR_SHARE = 0.02
-# For each mistake that computes in a coarser type than the types of the tensors, the coarser type.
+# The type in which a mistake computes, for mistakes with a coarser type than their tensors.
 _COARSE: Mapping[str, np.dtype[Any]] = {
     "outputs in float32": np.dtype(np.float32),
     "outputs in 16 bits": np.dtype(np.float16),
@@ -113,7 +113,7 @@ def returned_arrays(result: Result) -> list[Array]:
 
 
 def observe(result: Result, case: Case | None, judging: Judging) -> Observation | str:
-    """Convert a backend's response to a form that can be compared with known mistakes.
+    """Return a case and a backend's response as an observation, to compare with known mistakes.
 
     Args:
         result: a pass, an error, or a failure.
@@ -232,14 +232,14 @@ def conforms(outputs: Sequence[Array], observation: Observation, judging: Judgin
 
 
 def agrees_with(implementation: Implementation, observation: Observation, judging: Judging) -> bool:
-    """Return whether a backend with a mistake could pass a case that passed in the run."""
+    """Return whether a backend with this mistake could pass the observed case."""
     outputs = implementation.run(observation.call)
     if conforms(outputs, observation, judging):
         return True
     rounds = implementation.rounds or implementation.precision is not None
     if not rounds or len(outputs) != len(observation.expected.outputs):
         return False
-    # If the operations are ordered differently, the outputs of the mistake may be rounded to the
+    # A backend that orders the operations differently may round the outputs of the mistake to the
     # correct values.
     limits = _own_limits(implementation, observation.call, outputs, implementation.precision)
     right = [
@@ -262,9 +262,8 @@ def reproduces(implementation: Implementation, observation: Observation, judging
 def reproduces_wrong_elements(implementation: Implementation, observation: Observation) -> bool:
     """Return whether an implementation reproduces all wrong elements of a backend.
 
-    If the backend is wrong at a position of one output, the implementation must agree with the
-    backend at this position in all outputs that update the same tensor. Positions at which no
-    output of the backend is wrong are not compared.
+    If the backend is wrong at a position of one output, all outputs of the same optimized tensor
+    are compared at this position. The implementation must return the backend's values there.
     """
     outputs = implementation.run(observation.call)
     if not len(outputs) == len(observation.right) == len(observation.returned):
@@ -300,7 +299,7 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 
 
 def _in_any_output(call: Call[Array], masks: Sequence[Array]) -> list[Array]:
-    """Return for each output the positions that a mask selects in any output of the same tensor."""
+    """Return each output's mask, united with the masks of all outputs of the same tensor."""
     groups = len(call.groups)
     if any(map(call.operator.carries, call.operator.outputs)):
         return [*masks]
@@ -312,7 +311,7 @@ def _in_any_output(call: Call[Array], masks: Sequence[Array]) -> list[Array]:
 
 
 def differ(right: Sequence[Branch], first: Sequence[Array], second: Sequence[Array]) -> bool:
-    """Return whether two responses to the same inputs differ by more than roundings.
+    """Return whether two responses to the same inputs differ by more than rounding errors.
 
     Responses with different types or shapes always differ. Values are compared only if both
     responses have the expected types and shapes.
@@ -382,7 +381,7 @@ def _are_near(output: Array, returned: Array, limit: Array) -> bool:
 def _may_be_right(
     outputs: Sequence[Array], limits: Sequence[Branch], right: Sequence[Branch]
 ) -> bool:
-    """Return whether a mistake that rounds differently could return correct outputs by chance.
+    """Return whether a mistake could return correct outputs by chance if it rounds differently.
 
     Args:
         outputs: the outputs of the mistake.
@@ -452,7 +451,7 @@ def _own_limits(
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
-    """Return a call in which more precise floats are converted to a given type."""
+    """Return a call whose floats are converted to a type if they are more precise than the type."""
 
     def cast(array: Array) -> Array:
         fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize

@@ -63,7 +63,7 @@ _MIN_PARALLEL_CASES = 20
 _CHUNK_COUNT = 1000
 # The largest number of groups of cases in a chunk.
 _MAX_CHUNK_GROUPS = 32
-# The largest number of cases that wait for an earlier case while a worker is starting.
+# While a worker is starting, at most this number of cases wait for an earlier case.
 _MAX_CASES_AHEAD = 500
 # While an earlier case is running, later cases are submitted up to these limits on their bytes and
 # their number. A slow case thus does not leave other workers idle.
@@ -94,7 +94,8 @@ class Plan:
         interruption: set when the user interrupts the run.
         vacuity: detects passes that a backend without any computation would also get.
         oracle: returns the expected results.
-        judges: the number of processes that run and judge formulas; 1 if only this process does so.
+        judges: the number of processes that run and judge cases of formulas; with 1, only this
+            process does so.
         remote: runs and judges cases on other machines; None to run them on this machine.
     """
 
@@ -193,7 +194,7 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A case and its submission to every backend; an invalid case is not submitted.
+    """A case that has been submitted to every backend; an invalid case is not submitted.
 
     Attributes:
         case: the case.
@@ -276,8 +277,8 @@ def _submit(plan: Plan, case: Case) -> _Submission:
         responses: tuple[Pending, ...] = ()
         try:
             problem = case.load()
-            # If the inputs are large, submit the case first. The expected result is then computed
-            # while the workers compute the outputs.
+            # If the inputs are large, submit the case before computing the expected result, so that
+            # both are computed at the same time.
             is_large = total_bytes(problem.inputs.values()) > _PARALLEL_MAX_BYTES
             is_late = is_large and problem.stored is not None
             expected = () if is_late else _expected(plan, problem)
@@ -392,7 +393,7 @@ def _total(total: Response, response: Response) -> Response:
 def _usable_arrays(
     outputs: list[Value], names: list[str], trajectory: Trajectory, state: Mapping[str, Array]
 ) -> tuple[list[Array], str]:
-    """Return the outputs that are tensors; also the reason if the next step cannot use them."""
+    """Return the outputs that are tensors, and why the next step cannot use them (or "")."""
     arrays = [value for value in outputs if isinstance(value, np.ndarray)]
     if len(outputs) != len(names):
         return arrays, f"returned {len(outputs)} outputs, expected {len(names)}"
@@ -411,7 +412,7 @@ def _stacked(rows: Sequence[Array]) -> Value:
 
 
 def _judged(plan: Plan, submission: _Submission) -> tuple[Result, ...]:
-    """Wait for the responses to a case; judge, check and review them."""
+    """Wait for the responses to a case, judge them, and compare the results with expectations."""
     with _noted(submission.case):
         results = [_result(plan, submission, index) for index in range(len(plan.backends))]
         return tuple(plan.review(result, submission.case) for result in results)
@@ -572,7 +573,7 @@ def _row_of_small_case(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
-    """Run a case for another process; return None if that process must run the case itself."""
+    """Run a case on behalf of another process; return None if that process must run it itself."""
     try:
         results = run_case(plan, case)
     except NeedsWorkersError:
@@ -582,7 +583,7 @@ def delegated_results(plan: Plan, case: Case) -> tuple[Result, ...] | None:
 
 
 def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Result, ...]:
-    """Return results from another process, reviewed, with strings that this process already has."""
+    """Review results from another process, and replace their strings by equal, existing strings."""
     reviewed = []
     for executor, result in zip(plan.backends, results, strict=True):
         plan.started(case.id, executor.name)
@@ -598,7 +599,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:
-    """Yield a result for each stage in which workers of a backend failed outside of any case."""
+    """Yield a result for each stage, such as teardown, in which a backend failed without a case."""
     for executor in plan.backends:
         # Several workers may fail in the same stage. Keep the worst failure.
         by_place: dict[str, Result] = {}

@@ -53,8 +53,7 @@ def open_run(
                         [results and [*map(result_to_json, results)] for results in rows]
                     ).encode()
                 case {"request": str(request), "items": items} if ":" in request:
-                    # The request names a function of another module. This function serves the
-                    # request.
+                    # The request names the function of another module that serves the request.
                     module, _, name = request.partition(":")
                     function = getattr(import_module(module), name)
                     return json.dumps([function(executors, item) for item in items]).encode()
@@ -77,9 +76,9 @@ def open_run(
 
 
 class _CasesAtClient:
-    """Stands in for the client's cases, which are needed as probes, but which a worker lacks.
+    """Stands in for the client's cases, which a worker would need as probes.
 
-    Iterating raises NeedsWorkersError. The client then runs the case that needs a probe.
+    Iterating raises NeedsWorkersError. The client then runs the case that needs a probe itself.
     """
 
     def __iter__(self) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""A run with its log: resumed results, new results, reruns, and the footer."""
+"""Performs a run and writes its log: resumed results, new results, reruns, and the footer."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ VERSIONS = {
     "ml_dtypes": ml_dtypes.__version__,
 }
 _CPU_INFO = Path("/proc/cpuinfo")
-# Environment variables of CI servers that contain the commit. The first variable that is set is
-# used.
+# Environment variables in which CI servers state the commit; the first one that is set is used.
 _COMMIT_VARIABLES = (
     "GITHUB_SHA",
     "CI_COMMIT_SHA",
@@ -139,7 +138,7 @@ def open_session(
 
     Args:
         config: the settings of the run.
-        find: collects the cases, of which the settings select some. It is called while the backends
+        find: collects the cases from which the settings select. It is called while the backends
             start.
         interruption: set when the user interrupts the run.
         tell: shows a message to the user before the run.
@@ -287,7 +286,7 @@ class Session:
         self.expectations = expectations
         self.ids = ids
         suite_entries = {f"{SUITE}{name}": version for name, version in suites.items()}
-        # Incomplete isolation is recorded as well, because verdicts may depend on it.
+        # Incomplete isolation is recorded like a version, because verdicts may depend on it.
         isolation = {"isolation": limits} if (limits := weakness()) else {}
         self._backends = {executor.name: _identity(executor) for executor in plan.backends}
         self.results: dict[tuple[str, str], Result] = {}
@@ -367,8 +366,8 @@ class Session:
                 before = self.results.get((result.case, result.backend))
                 if before is not None and result.case not in OUTSIDE_IDS:
                     raise RuntimeError(f"two results of {result.case} on {result.backend}")
-                # The resumed log may contain another failure outside of any case. Keep the worse of
-                # the two failures.
+                # The resumed log may already contain a failure outside of any case. Keep the worse
+                # of the two failures.
                 if before is None or worse(before, result) is result:
                     self._keep(result, "end")
             yield row
@@ -442,7 +441,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load results: all from a finished log, else those of cases that ran on all backends."""
+        """Load the results of a log; if it is unfinished, only of cases that ran on all backends."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin
@@ -622,7 +621,15 @@ def _dependence(
     restarted: _Restarted,
     culprits: list[Case],
 ) -> str:
-    """Return a text that names the earlier case on which the outcome of a case depends."""
+    """Return a text that names the earlier case without which a case has another outcome.
+
+    Args:
+        before: the cases that ran before the case.
+        case: the case.
+        outcome: the outcome of the case after all these cases.
+        restarted: runs cases on the restarted backend.
+        culprits: the cases that were found for other cases; a new one is added.
+    """
 
     def same_after(prefix: Sequence[Case]) -> bool:
         return restarted([*prefix, case])[-1].outcome is outcome

@@ -1,4 +1,4 @@
-"""The vacuity check: whether a backend that computes nothing would also pass.
+"""The vacuity check finds passes that a backend which computes nothing would also get.
 
 A backend that rejects every model passes the rejection cases. A backend that returns its inputs,
 zeros or NaN passes the cases that expect exactly these outputs. If a pass needs no computation, it
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 # The largest number of cases that serve as probes of one operator without a formula.
 _MAX_PROBES = 20
 _NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
-# The shape of the first tensors of a plain node if the inputs of the original node cannot be used.
+# If the inputs of a case's node cannot be used, the first tensors of its probe have this shape.
 _PLAIN_SHAPE = (3,)
-# The inputs of the second node of a pair are those of the first node times this factor. The factor
-# is positive, so that signs do not change.
+# A probe is a pair of nodes. The inputs of the second node are those of the first node times this
+# factor. The factor is positive, so that signs do not change.
 _FACTOR = 1.25
-# The update counts T of plain nodes.
+# The values of T, the number of updates, in probes.
 _COUNTS = (0, 1, 10)
 # This number of elements is compared first, because different tensors usually differ in their first
 # elements.
@@ -113,7 +113,7 @@ class VacuityCheck:
     def _finding_for_pair(
         self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None
     ) -> str:
-        """Return why a backend does not compute a pair of nodes; empty if it computes them.
+        """Return why a backend does not compute a pair of nodes; empty if it computes both.
 
         The reason completes a sentence whose subject is the backend or the pass.
         """
@@ -146,7 +146,7 @@ class VacuityCheck:
         return f"right, but the expected output is a constant or an input, and {first_finding}"
 
     def _finding_for_model(self, executor: Executor, model: onnx.ModelProto) -> str:
-        """Return why a backend may be unable to compute a rejected model; empty if it is able."""
+        """Return why a backend may be unable to compute a rejection case's model; empty if it can."""
         for node in model.graph.node:
             finding = self._finding_for_operator(executor, node, None)
             if finding:
@@ -496,7 +496,7 @@ def _operands(
 def _typed(
     value: Array | None, allowed: Sequence[str]
 ) -> tuple[Array | None, np.dtype[np.generic]]:
-    """Return a value and its type; if the type is invalid, None and the first allowed type."""
+    """Return a value and its type, or None and the first allowed type if its type is invalid."""
     if value is not None and dtype_name(value.dtype) in allowed:
         return value, value.dtype
     return None, DTYPES[allowed[0]]

@@ -197,7 +197,8 @@ def _read_arrays(path: Path, declared: Sequence[onnx.ValueInfoProto]) -> dict[st
         for info in declared:
             element = info.type.tensor_type.elem_type
             dtype = _dtype(element) if element else None
-            # NumPy's files do not contain the names of types that NumPy itself lacks.
+            # NumPy's files store elements of types that NumPy lacks, such as bfloat16, without the
+            # name of the type.
             stored_dtype = dtype if dtype is not None and dtype.kind == "V" else None
             values[info.name] = declare_file(real, keys[info.name], stored_dtype).make()
             check_type(values[info.name], info.type, info.name)

@@ -115,7 +115,7 @@ def node_cases(open_progress: OpenProgress = hide_progress) -> list[Case]:
 
 
 def _make(tick: Callable[[int, int], object]) -> None:
-    """Import onnx's modules of node cases in onnx's order; the import creates the cases."""
+    """Import onnx's modules of node cases in onnx's order; importing a module creates its cases."""
     modules = [*walk_packages([str(_SOURCES)], "onnx.backend.test.case.node.")]
     for done, module in enumerate(modules, start=1):
         with _quietly():

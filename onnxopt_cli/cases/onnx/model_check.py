@@ -197,8 +197,8 @@ def _require_valid(sparse: onnx.SparseTensorProto) -> None:
         if is_possible and is_vector and (np.diff(places, prepend=-1, append=size) > 0).all():
             return
     raise NodeError(
-        f"the indices of the sparse tensor {name} are not distinct places, in ascending order, of "
-        f"a tensor of shape {list(shape)}"
+        f"the indices of the sparse tensor {name} are not distinct places in ascending order "
+        f"within the shape {list(shape)}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Values of cases: descriptions of values, and their files and ONNX messages."""
+"""Values of cases, and how files and ONNX messages represent them."""

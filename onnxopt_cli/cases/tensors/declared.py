@@ -184,7 +184,7 @@ class RandomTensor:
             raise ValueError(f"{values}, expected a finite range with low <= high")
 
     def make(self) -> Array:
-        """Draw the elements; conversion to the dtype may round a draw to zero.
+        """Draw the elements, and convert them to the dtype, which may round a draw to zero.
 
         Raises:
             ValueError: if a draw exceeds the dtype's range.

@@ -273,7 +273,10 @@ def _map(message: MapProto) -> dict[Any, Value]:
 
 
 def _key_range(key_type: str) -> range:
-    """Return the valid keys of an integer type; an empty range for other types."""
+    """Return the keys that are valid in a map whose key type is an integer type.
+
+    For other key types, the range is empty.
+    """
     dtype = dtype_named(key_type)
     if dtype is None or dtype.kind not in "iu":
         return range(0)

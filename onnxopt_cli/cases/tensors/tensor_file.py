@@ -70,8 +70,9 @@ def declare_file(path: Path, key: str | None, dtype: np.dtype[Any] | None) -> Pr
     Args:
         path: the file, with all symbolic links resolved; the suffix determines the format.
         key: name of the array in an ``.npz`` file; None for a file with a single array.
-        dtype: the element type that the case states, which must equal that of the file. A dtype is
-            required for bfloat16 and float8, which NumPy stores as bytes without a type.
+        dtype: the element type that the case states, which must equal the type in the file; None if
+            the case states none. A dtype is required for bfloat16 and float8, which NumPy stores as
+            bytes without a type.
 
     Raises:
         Malformed: if the file is missing, damaged, too large, of another element type, or in
@@ -126,7 +127,7 @@ def array_names(path: Path) -> list[str]:
 
 @contextmanager
 def _array_stream(path: Path, key: str | None) -> Iterator[tuple[IO[bytes], int]]:
-    """Open an ``.npy`` file or a member of an ``.npz`` file; yield the file and its stated size."""
+    """Open an ``.npy`` file or a member of an ``.npz`` file; yield a stream and its stated size."""
     with (
         open_regular_file(path, limit=MAX_BYTES, links=False) as (descriptor, status),
         os.fdopen(descriptor, "rb", closefd=False) as file,

@@ -177,7 +177,7 @@ class CaseFields:
                 self.add_error(node, f"found {name}{reason}")
 
     def forbid_version(self, node: Node | None, reason: str) -> None:
-        """Reject a ``version`` or ``opset`` that does not apply to the operator's domain.
+        """Reject the field ``version`` or ``opset`` if it does not apply to the operator's domain.
 
         A field inherited from the file is ignored if the case states its own operator or domain.
 
@@ -228,7 +228,7 @@ class CaseFields:
         Args:
             node: the value.
             choose: see :func:`declare_value`.
-            purpose: the end of the message about another kind of value: ``" for X"``.
+            purpose: the end of the message if the value is not a tensor: ``" for X"``.
         """
         value = self.declare_value(node, choose)
         if isinstance(value, DeclaredGroup):
@@ -437,7 +437,7 @@ def declare_value(
 ) -> Declared:
     """Read a value.
 
-    Literal data are read completely; of random data and files, only type and shape are read.
+    Literal data are read completely. For random data and files, only type and shape are read.
 
     Args:
         node: the value.
@@ -677,7 +677,7 @@ def _is_complex(value: Any) -> bool:
 
 
 def _lost(wide: Array, narrow: Array) -> Array:
-    """Return which doubles are out of the range of an element type.
+    """Return a mask of the doubles that are out of the range of an element type.
 
     Rounding is allowed. Saturation, and changes to or from infinity, NaN or zero, are not allowed.
 

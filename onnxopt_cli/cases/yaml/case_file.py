@@ -64,8 +64,8 @@ _SCHEMA = "onnxopt_cli.cases.yaml"
 def read_yaml_file(path: Path, memory: int = DEFAULT_MEMORY) -> tuple[list[Case], list[Fault]]:
     """Read a case file.
 
-    Literal data are checked completely. Of random data and files, only type and shape are checked;
-    their elements are created or read when a case is loaded.
+    Literal data are checked completely. For random data and files, only type and shape are checked;
+    the elements are created or read when a case is loaded.
 
     Args:
         path: the file, as shown in messages.
@@ -89,9 +89,9 @@ def read_yaml_file(path: Path, memory: int = DEFAULT_MEMORY) -> tuple[list[Case]
 def read_apart(
     path: Path, memory: int = DEFAULT_MEMORY, *, contents: bool = True
 ) -> tuple[list[Case], list[Fault]] | None:
-    """Read a case file like :func:`read_yaml_file`, with results that can be pickled.
+    """Read a case file like :func:`read_yaml_file`, but return cases that can be pickled.
 
-    The contents of the cases stay pickled until they are loaded, to save memory.
+    To save memory, the content of a case stays pickled until the case is loaded.
 
     Args:
         path: the file.

@@ -1,6 +1,7 @@
-"""Writes cases as the text of a YAML case file, which reads back as the same cases, bit for bit.
+"""Writes cases as the text of a YAML case file; reading the text gives the same cases, bit for bit.
 
-Values are lists of tokens, which may be separated by blanks or line breaks.
+The functions represent a value as a list of tokens; between two tokens, the text may have a blank
+or a line break.
 """
 
 from __future__ import annotations
@@ -408,7 +409,7 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> str:
 
 
 def number_text(value: float, dtype: np.dtype[Any] = _FLOAT64) -> str:
-    """Return a number with the fewest digits from which a reader recovers it exactly.
+    """Return the text of a number with the fewest digits from which a reader recovers it exactly.
 
     Args:
         value: the number; a float is first rounded to the element type.

@@ -1,4 +1,7 @@
-"""Cases of operators with a formula, validated against their signatures; outputs are optional."""
+"""Reads cases of operators with a formula, and validates each case against its signature.
+
+The case need not state outputs, because the formula computes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases with a model file; inputs and outputs have the names of the model's graph."""
+"""Reads cases with a model file; their inputs and outputs have the names in the model's graph."""
 
 from __future__ import annotations
 

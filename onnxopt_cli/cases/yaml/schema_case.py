@@ -1,4 +1,4 @@
-"""Cases of operators without a formula, validated against the schemas of the installed onnx."""
+"""Reads cases of operators without a formula, and validates them against the schemas of onnx."""
 
 from __future__ import annotations
 

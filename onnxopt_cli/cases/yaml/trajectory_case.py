@@ -1,9 +1,11 @@
-"""Cases with steps: the operator runs repeatedly, and its outputs become inputs of the next step.
+"""Reads cases with steps: the operator runs repeatedly, and outputs become the next step's inputs.
 
-A case states the inputs of the first step and, under ``steps``, how some inputs change. An input
-such as ``X`` is fed back if the operator has an output ``X_new``. An integer scalar counts up. All
-other inputs are constant, unless ``steps`` states a value for each step, or a gradient that is
-computed from X.
+A case states the inputs of the first step and, under ``steps``, how some inputs change:
+
+- An input such as ``X`` is fed back if the operator has an output ``X_new``.
+- An integer scalar counts up.
+- An input under ``steps`` has a stated value in each step, or is a gradient computed from X.
+- All other inputs are constant.
 
 Each case with steps has two forms. In one form, a model of one step is run repeatedly. In the other
 form, the ``Loop`` of a single model runs all steps and stacks their outputs.
@@ -77,14 +79,13 @@ class _ChangingInputs:
         operator: the operator.
         groups: number of groups of tensors.
         start: the inputs that the case states outside ``steps``.
-        nodes: the inputs that the case states under ``steps``, except those that are not allowed
-            there.
+        nodes: the allowed inputs that the case states under ``steps``.
 
     Attributes:
         first: by name, the inputs of the first step. They include the inputs that the case states
             outside ``steps``, and the inputs under ``steps`` that have been read.
         series: by name, the values of an input in all steps.
-        derived: by name, functions that create the gradients that are derived in each step.
+        derived: by name, functions that create the gradients that each step derives from X.
         gradient_elements: number of elements from which one step computes these gradients.
     """
 
@@ -147,8 +148,8 @@ def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
     changing_nodes = (steps["inputs"].fields if "inputs" in steps else None) or {}
     groups = group_count(operator, {**input_nodes, **changing_nodes})
     names = operator.input_names(groups)
-    # For each output: the position of the input with the same element type, and the position of the
-    # input with the same shape.
+    # For each output: the position of the input whose element type it has, and the position of the
+    # input whose shape it has.
     places = dict(zip(operator.output_names(groups), operator.places(groups), strict=True))
     # For each output that is the next value of an input: the name of the input (X for X_new, Z1 for
     # Z1_new).
@@ -523,9 +524,9 @@ def _derived(
 
 
 # Gradients as functions of X, written as NumPy formulas, which all interpretations share. The
-# parameters are passed in the wide type, but their values can be represented in X's type. The error
-# bound includes only the rounding errors of operations on X, so a result that depends on parameters
-# alone must be exact in X's type.
+# parameters are passed in the wide type, but X's type can represent their values. The error bound
+# includes only rounding errors of operations on X, so an intermediate result that depends only on
+# parameters must be exact in X's type.
 
 
 def quadratic(X: Any, *, curvature: Any, center: Any) -> Any:

@@ -175,7 +175,7 @@ def unexpected(node: Node, expected: str) -> FormatError:
 
 
 def number(node: Node) -> float:
-    """Return the number at a node; an integer is not rounded.
+    """Return the number at a node; an integer stays an exact int.
 
     Raises:
         FormatError: if the value is not a number.
@@ -293,7 +293,7 @@ def _instance(node: Node) -> object:
 def _format_errors(
     schema: dict[str, Any], root: Node, violation: jsonschema_rs.ValidationError
 ) -> Iterator[FormatError]:
-    """Yield an error of the schema validator as errors of onnxopt."""
+    """Convert an error of the schema validator to one or more errors of onnxopt."""
     node = _node_at(root, violation.instance_path)
     part: Any = schema
     for step in violation.schema_path[:-1]:
@@ -319,7 +319,7 @@ def unknown_names(
 ) -> Iterator[FormatError]:
     """Yield errors about the unknown keys of a mapping.
 
-    The first 20 keys are named; the number of others is stated.
+    Each of the first 20 keys has its own error. If there are more, one error states their number.
 
     Args:
         mapping: the mapping.

@@ -1,1 +1,1 @@
-"""Expectation files: parsing, editing, updating, and the standing of results."""
+"""Expectation files: parsing and updating them, and comparing results with them."""

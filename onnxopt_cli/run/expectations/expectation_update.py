@@ -72,10 +72,12 @@ def update_expectations(
 ) -> str:
     """Update the entries of an expectation file to match a run, and return a summary.
 
-    Valid entries are kept. Stale and duplicate entries are removed. An expired entry is removed; if
-    it is still needed, it loses its date instead. An entry that contradicts the results is removed,
-    or gets another outcome. Unexpected results without an entry get one entry per cause. The globs
-    of such an entry match no other case of the run's targets.
+    - An entry that agrees with the results is kept.
+    - A stale or duplicate entry is removed.
+    - An expired entry loses its date if it is still needed, and is removed otherwise.
+    - An entry that contradicts the results is removed, or gets another outcome.
+    - Unexpected results without an entry get one new entry for each cause. The globs of a new entry
+      match no other case of the run's targets.
 
     Args:
         path: the file to update. If the file exists, it is the last one of the expectations.
@@ -258,7 +260,7 @@ class _Update:
         }
 
     def _grouped(self, results: Sequence[Result]) -> Iterator[dict[str, list[str]]]:
-        """Yield one entry for the results of a backend that have the same cause and outcome."""
+        """Yield an entry for each group of results with the same backend, cause and outcome."""
         groups: dict[tuple[str, str, str], list[Result]] = {}
         for result in results:
             cause = "" if result.outcome in HARMLESS else self._cause(result)
@@ -305,7 +307,7 @@ class _Update:
         return clipped(cause, _MAX_REASON_CHARS)
 
     def pin(self) -> None:
-        """Write into the file the versions of the suites to which it applies."""
+        """Write the versions of the suites that the run used into the file."""
         pins = dict(pattern.text.split("@", 1) for pattern in self.layer.suites)
         now = pins | {
             name.removeprefix(SUITE): version
@@ -362,7 +364,7 @@ def _word(result: Result) -> str:
 
 
 class _FlowStyle(Exception):
-    """Several entries or fields share a line and therefore cannot be edited separately."""
+    """Several entries or fields share a line, so they cannot be edited separately."""
 
 
 class _Edit:

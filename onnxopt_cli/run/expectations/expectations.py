@@ -1,4 +1,4 @@
-"""Expectation files: their entries, the standing of each result, and the exit code of a run."""
+"""Parses expectation files, compares results with them, and derives the exit code of a run."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Entry:
     def applies_to(self, backend: BackendIdentity) -> bool:
         """Return whether the entry applies to a backend.
 
-        If a backend does not report its version, it is in no version range.
+        An entry with a version range does not apply to a backend that reports no version.
         """
         if not self.names(backend):
             return False
@@ -128,7 +128,7 @@ class Entry:
         return self.expires is not None and today >= self.expires
 
     def allows(self, result: Result) -> bool:
-        """Return whether a result is expected; entries that allow ``flaky`` also allow a pass."""
+        """Return whether the entry allows a result; if it allows ``flaky``, it allows a pass, too."""
         outcome = result.outcome.value
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes
@@ -341,7 +341,7 @@ class Expectations:
         return {name: reason for layer in self.layers for name, reason in layer.without.items()}
 
     def near_misses(self, backends: Sequence[BackendIdentity]) -> Iterator[Fault]:
-        """Yield a fault for each entry whose backend is almost the name of a tested backend."""
+        """Yield a fault for each entry whose backend resembles the name of a tested backend."""
         seen: set[tuple[Path, str]] = set()
         for layer in self.layers:
             for entry in layer.entries:
@@ -391,7 +391,7 @@ class Expectations:
         return replace(result, standing=standing, expectation=expectation)
 
     def _difference(self, entry: Entry, result: Result, case: Case | None) -> str:
-        """Return how a result that an entry allows differs from the failure in the entry.
+        """Return how a result that an entry allows differs from the failure described in the entry.
 
         The text is empty if the failures are equal, or if the entry describes no failure.
         """
@@ -429,7 +429,7 @@ class Expectations:
         return None
 
     def must_pass(self, case: str) -> str:
-        """Return which line of which file requires a case to pass; empty if no line does."""
+        """Return the file and line that require a case to pass; empty if it need not pass."""
         for layer in self.layers:
             for pattern in layer.must_pass:
                 if pattern.matches(case):
@@ -462,10 +462,10 @@ class Expectations:
 
 
 def _like(written: str, name: str) -> str:
-    """Return a pattern that a misspelt name of a backend probably means; "" for other names.
+    """Return the pattern that a misspelt name of a backend should be; "" if it is not misspelt.
 
-    If commands or modules have the same last component, the pattern is a glob that matches both. An
-    example is ``exec:./adapter`` and ``exec:/opt/x/adapter``.
+    If both names are paths with the same last component, such as ``exec:./adapter`` and
+    ``exec:/opt/x/adapter``, the pattern is a glob that matches both.
 
     Args:
         written: the name in an expectation file.

@@ -1,8 +1,8 @@
 """The first record of a log, which identifies the run: cases, files, backends and options.
 
-The record has a digest of each file that the run depends on. Each digest is computed once. Later, a
-file is read again only if its signature has changed, that is, its size, modification time and the
-like. A file with a new signature but the same content counts as unchanged.
+The record has a digest of each file that the run depends on. A digest is computed once. Later, the
+file is read again only if its signature (size, modification time and the like) has changed. A file
+with a new signature but the same content counts as unchanged.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_LISTED_FILES = 5_000
 # A file of at most this number of bytes is identified by its content. A larger file is identified
 # by size and modification time.
 _MAX_FILE_BYTES = 4 << 30
-#: After this total number of hashed bytes, further files are also identified by size and
+#: Once this number of bytes has been hashed in total, all further files are identified by size and
 #: modification time.
 MAX_HASHED_BYTES = 16 << 30
 # The largest number of files that a message names.
@@ -77,7 +77,7 @@ class Contents:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: Contents) -> list[str]:
-        """Return the names of the files that differ; empty if the runs have no paths in common."""
+        """Return texts that name the differing files; empty if the runs have no common path."""
         if not self.files.keys() & other.files.keys():
             return []
         names = [
@@ -91,7 +91,7 @@ class Contents:
 
 
 class FileSnapshot:
-    """Digests and signatures of files when the run began."""
+    """Records the digests and signatures of files at the beginning of a run."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Signature, bytes]] = {}
@@ -117,7 +117,7 @@ class FileSnapshot:
         self._backends = digest.hexdigest()
 
     def digest(self, path: str, seen: object = ()) -> bytes:
-        """Return the digest of a file; the first call for a file computes the digest.
+        """Return the digest of a file, which the first call for this file computes.
 
         Args:
             path: the file. An unreadable file has a digest, too.

@@ -82,7 +82,7 @@ def _is_log(path: Path) -> bool:
 
 
 def _lines(header: Header, record: RunRecord, logs: Sequence[Log]) -> Iterator[bytes]:
-    """Yield the lines of the merged log. A result that no rerun changed keeps its line."""
+    """Yield the lines of the merged log. A result that was not rerun keeps its original line."""
     lines = {id(log.results[key]): line for log in logs for key, line in log.lines.items()}
     yield record_line(header.to_json())
     for result in record.results:
@@ -130,8 +130,7 @@ def _refusals(logs: Sequence[Log]) -> Iterator[str]:
 
 def _joined(logs: Sequence[Log], header: Header) -> RunRecord:
     records = [log.record for log in logs]
-    # Several shards have a result with the same key only if the result is a failure outside of any
-    # case.
+    # Two shards can have a result with the same key only for failures outside of any case.
     results: dict[tuple[str, str], Result] = {}
     for log in logs:
         for key, result in log.results.items():
@@ -173,7 +172,7 @@ def _explanations(
 
     Args:
         records: the records of the shards.
-        results: the results of the run. They include failures of shards without explanations.
+        results: the results of the run, including those of shards without explanations.
     """
     by_operator: dict[tuple[str, str], list[Explanation]] = defaultdict(list)
     for record in records:

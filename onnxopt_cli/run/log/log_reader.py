@@ -1,6 +1,6 @@
-"""Reading a log of a finished or unfinished run, and the rules for its records.
+"""Reads the log of a finished or unfinished run, and checks that its records fit together.
 
-The rules detect the log of a run that was killed, a truncated log, and mixed logs. The rules cannot
+The checks detect the log of a run that was killed, a truncated log, and mixed logs. They cannot
 detect a log whose results were forged consistently.
 """
 
@@ -38,16 +38,15 @@ from onnxopt_cli.run.log.log_writer import MAX_BYTES, SPOILED
 if TYPE_CHECKING:
     import jsonschema_rs
 
-# The first bytes of every log. A file that consists of only some of these bytes also counts as a
-# log.
+# The first bytes of every log. A shorter file that is a prefix of these bytes also counts as a log.
 _BEGINNING = f'{{"record":"header","schema":"{SCHEMA}",'.encode()
 
 #: The key of a result: the id of a case, and the name of a backend.
 Key: TypeAlias = tuple[str, str]
 # The exit codes of runs that were not interrupted.
 _ENDS = frozenset({0, 1, 2, 5})
-# Outcomes of results that may have wrong outputs. The outputs come from the backend, or they are
-# invalid stored outputs.
+# Outcomes of results that may have wrong outputs. The wrong outputs come from the backend or, if
+# the case is invalid, from the case.
 _WITH_WRONG_OUTPUTS = frozenset({Outcome.FAIL, Outcome.INVALID})
 # Outcomes of cases whose outputs were compared.
 _COMPARED = HARMLESS | WRONG_RESULTS | {Outcome.INVALID, Outcome.LEAK}
@@ -82,7 +81,7 @@ class Log:
 
     @property
     def finished(self) -> bool:
-        """Whether the run was completed."""
+        """True if the run was completed."""
         return self.footer is not None and self.footer["exit_code"] in _ENDS
 
     @property
@@ -157,7 +156,7 @@ def read_log(path: Path, *, keep_lines: bool = False) -> Log | None:
             except ValueError as error:
                 raise ValueError(f"found {error}") from None
             yield record
-            # Execution continues here only after the consumer has accepted the record.
+            # The generator resumes here only after its consumer has accepted the record.
             if keep_lines and record["record"] == "end":
                 kept[record["result"]["case"], record["result"]["backend"]] = line
 

@@ -46,10 +46,12 @@ class LogWriter:
     """An open log file, which is locked if the system supports file locks.
 
     If a record cannot be written, no exception is raised. The error is stored in :attr:`failure`,
-    and the run continues, so that its verdict is shown. If another program writes to the log, this
-    is also stored as a failure. To detect this, the writer compares the file with what it has
-    written: the size before each record, and the content at the end. If they differ, a last record
-    marks the log as spoiled, and readers reject the log.
+    and the run continues, so that its verdict is shown.
+
+    A log to which another program writes is unreliable. To detect such a log, the writer compares
+    the size of the file before each record, and its content at the end, with what it has written.
+    If they differ, the writer stores a failure, and adds a last record that marks the log as
+    spoiled. Readers reject such a log.
 
     Attributes:
         failure: why the log is incomplete; empty if no error has occurred.
