@@ -146,7 +146,7 @@ class VacuityCheck:
         return f"right, but the expected output is a constant or an input, and {first_finding}"
 
     def _finding_for_model(self, executor: Executor, model: onnx.ModelProto) -> str:
-        """Return why a backend may be unable to compute a rejection case's model; empty if it can."""
+        """Return why a backend may be unable to compute a rejected model; empty if it is able."""
         for node in model.graph.node:
             finding = self._finding_for_operator(executor, node, None)
             if finding:

@@ -1,1 +1,1 @@
-"""Worker processes that run backends, with their supervisors and limits; they judge no results."""
+"""Worker processes that run backends, with their supervisors and limits. Workers judge nothing."""

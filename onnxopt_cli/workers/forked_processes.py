@@ -45,9 +45,9 @@ def parallel(
 ) -> Generator[Done]:
     """Yield ``work(item)`` for every item, in order.
 
-    The work is done again in this process if the forked process ends, if the work raises an
-    exception, or if a result cannot be pickled. Therefore, no result is lost, and exceptions of the
-    work are raised in this process.
+    If a forked process ends, if ``work`` raises an exception there, or if a result cannot be
+    pickled, this process does the work again. Therefore, no result is lost, and exceptions of
+    ``work`` are raised in this process.
 
     Args:
         work: any function; its results should be picklable if there are several jobs.
@@ -176,7 +176,7 @@ class TimeLimitError(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise :class:`TimeLimitError` in the block when the block has used its processor time.
+    """Raise :class:`TimeLimitError` in the block once it has used ``seconds`` of processor time.
 
     Processor time does not depend on the load of the machine. Calls into C are not interrupted.
     Only the main thread may use this function.
@@ -201,8 +201,8 @@ def isolated(work: Callable[[], Iterable[Item]], silence: float, memory: int) ->
 
     Args:
         work: yields items that can be pickled.
-        silence: the process is killed if it yields no item for this number of seconds and a grace
-            period.
+        silence: number of seconds, to which a grace period is added. If the process yields no item
+            for this time, it is killed.
         memory: bytes that the forked process may allocate in addition to the memory of its parent.
 
     Raises:

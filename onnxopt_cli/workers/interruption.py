@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first signal ends a run cleanly, the second immediately."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first ends a run cleanly, the second immediately."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnxopt_cli.core.process_control import SIGNALS, exceptions_are_lost
 _RESEND_SECONDS = 0.01
 # The largest number of times that a signal is sent again.
 _MAX_RESENDS = 100
-#: The reason that is given for a missing response if a signal has ended the run.
+#: The reason for a missing response if a signal has ended the run.
 INTERRUPTED_REASON = "interrupted"
 #: Exit codes of a command that a signal has ended.
 INTERRUPTED = frozenset(128 + number for number in SIGNALS)
@@ -62,7 +62,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _raising_is_unsafe(frame: FrameType | None) -> bool:
-    """Return whether an import is in progress, or exceptions of a handler would be lost."""
+    """Return whether an import is in progress, or an exception of the handler would be lost."""
     if exceptions_are_lost():
         return True
     # An extension module may crash if an exception interrupts its import. Python has no hook that
@@ -93,7 +93,7 @@ def _send_unraised_signal_again(unraisable: sys.UnraisableHookArgs) -> None:
 
 @dataclass(eq=False, slots=True)
 class Interruption:
-    """The state of a run that a signal may have asked to end.
+    """Records whether a signal has asked the run to end.
 
     Attributes:
         signal: the number of the signal, or 0.
@@ -137,8 +137,8 @@ class Interruption:
 def interruptible() -> Iterator[Interruption]:
     """Record the first signal, and raise KeyboardInterrupt when the second arrives.
 
-    Code that polls the interruption may raise a plain KeyboardInterrupt; when the exception leaves
-    the context, it becomes a :class:`Stop` with the number of the signal.
+    Code that polls the interruption may raise a plain KeyboardInterrupt. When this exception leaves
+    the ``with`` block, it becomes a :class:`Stop` with the number of the signal.
 
     Only the main thread receives signals; in other threads the function does nothing.
     """

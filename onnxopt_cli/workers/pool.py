@@ -33,12 +33,12 @@ from onnxopt_cli.workers.worker import State, Worker
 # A worker is replaced after this number of cases, to limit the effect of slow leaks of backends.
 # Closed workers, which run only code of onnxopt, are not replaced.
 _CASES_PER_WORKER = 2000
-# The largest number of bytes of outputs that await a reader. Beyond this limit, a pool assigns only
-# the request whose response the runner awaits. Otherwise, the outputs of requests that were
-# submitted ahead might exhaust the memory.
+# If outputs that the runner has not read yet have more bytes than this, a pool assigns only the
+# request whose response the runner awaits. Otherwise, the outputs of later requests might exhaust
+# the memory.
 _MAX_UNREAD_BYTES = 64 << 20
-# The pool gives up after this number of consecutive workers that did not start, or did not respond
-# to any case.
+# The pool gives up after this number of workers in a row that did not start, or that ended before
+# they had responded to any case.
 _MAX_FAILED_STARTS = 3
 
 
@@ -80,8 +80,8 @@ class Job:
         request: the request.
         result: the response, or the reason why it is missing; None until either is known.
         unread_bytes: size of the outputs in bytes; 0 once the runner has read the outputs.
-        earlier_breach: the fault of an earlier worker to which this request was assigned; an
-            earlier case may have caused the fault. None without such a fault.
+        earlier_breach: the fault by which a worker ended while it ran this request, if an earlier
+            case may have caused the fault; else None.
     """
 
     request: Request
@@ -162,7 +162,7 @@ class Pool:
         return wait
 
     def renew(self) -> None:
-        """Replace the workers by a new worker; no case may be queued."""
+        """Replace all workers by one new worker. The caller must ensure that no case is queued."""
         self._end_workers()
         self._workers.append(self.worker())
 
@@ -216,8 +216,8 @@ class Pool:
             job, self._failed_starts = self._running.pop(worker), 0
             breach = job.earlier_breach
             if breach and not _recurs(breach, worker.response):
-                # A new worker runs the same case without the fault, so an earlier case caused the
-                # fault.
+                # The new worker has run the same case without the fault, so an earlier case caused
+                # the fault.
                 self._incidents.append(breach)
             job.unread_bytes = total_bytes(worker.response.outputs or ())
             self._unread_bytes += job.unread_bytes

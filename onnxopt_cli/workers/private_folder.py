@@ -1,10 +1,9 @@
 """Folders for temporary files. If the owner of a folder is killed, a later run removes the folder.
 
-The process that will remove a folder holds a lock on the folder. When this process ends, for any
-reason, the operating system releases the lock. An unlocked folder is therefore abandoned, and the
-next run removes the folder. The random name and the unusual mode distinguish the folder from
-folders of other programs. A marker file would also distinguish the folder, but a backend should
-find the folder of its worker empty.
+The process that will remove a folder holds a lock on it. When this process ends, for any reason,
+the operating system releases the lock. An unlocked folder is therefore abandoned, and the next run
+removes it. A random name and an unusual mode distinguish these folders from folders of other
+programs. A marker file could do the same, but a backend should find the folder of its worker empty.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from onnxopt_cli.core.locks import (
     locked,
 )
 
-# Only names of folders with locks begin with this prefix.
+# The names of these folders, and no other names, begin with this prefix.
 _PREFIX = "onnxopt-worker-"
 _RANDOM_BYTES = 8
-# Access for the owner only; the sticky bit has no effect except to mark the folder.
+# Only the owner has access. The sticky bit merely marks the folder.
 _MODE = 0o1700
 # Suffix of a folder's name until the folder is locked.
 _UNLOCKED_SUFFIX = ".new"

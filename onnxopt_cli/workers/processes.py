@@ -1,18 +1,17 @@
-"""Other processes: their resources, limits and descendants, and how to end them.
+"""Inspects, limits and ends other processes and their descendants.
 
-psutil gives information about processes on every system. On Linux, however, this module reads /proc
-for the resources that are checked after every case, and for the descendants and the state of a
-process. psutil would open four files for each process, and delay the start of each supervisor. To
-find the children of one process, psutil would scan all processes of the machine, and miss children
-that start meanwhile.
+psutil gives information about processes on every system. On Linux, however, this module reads the
+descendants, the state and most resources of a process from /proc. psutil would open four files for
+each process, and delay the start of each supervisor. To find the children of one process, psutil
+would scan all processes of the machine, and miss children that start meanwhile.
 
-**Marks.** On Linux, the runner adopts orphans of its workers. The runner may also have other
-children that it did not start, and must not kill them. For example, a shell that executes the
+**Marks.** On Linux, the runner adopts orphans of its workers, and kills them. The runner may also
+have other children that it did not start, and must not kill. For example, a shell that executes the
 command with ``exec`` leaves its children to the command, and the first process of a container
-adopts every orphan. Therefore each supervisor marks itself and its descendants with a hard resource
-limit that is lower than the limit of the runner. Children inherit the limit, a new session or
-environment does not change it, and only root may raise it. The limit on file locks serves as the
-mark, because Linux has not enforced this limit since version 2.4.
+adopts every orphan. To tell these children apart, each supervisor marks itself and its descendants:
+it lowers a hard resource limit below the limit of the runner. Children inherit the limit, a new
+session or environment does not change it, and only root may raise it. The limit on file locks
+serves as the mark, because Linux has not enforced this limit since version 2.4.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 #: and cannot read pipes with a deadline.
 HAS_WORKERS = sys.platform != "win32"
 
-# A process has no descendants left if this number of successive lists of its descendants is empty.
+# A process is considered to have no descendants if this number of successive lists is empty.
 _EMPTY_LISTS = 2
 _MAX_PAUSE_SECONDS, _PAUSE_STEP_SECONDS = 0.02, 0.001
 _RESOURCES = ("memory", "threads", "file descriptors")
@@ -86,7 +85,7 @@ def weakness() -> str:
 
 
 def usage(process: int) -> dict[str, int]:
-    """Return a process's amounts of memory (bytes), threads and file descriptors.
+    """Return the bytes of memory and the numbers of threads and file descriptors of a process.
 
     The result is empty if the process has ended or is not visible.
     """
@@ -142,7 +141,7 @@ def _resident(folder: str) -> int:
 
 
 def children(process: int) -> list[int]:
-    """Return the children of a process, including zombies."""
+    """Return the ids of the children of a process, including zombies."""
     if not visible():
         return []
     if not _lists_children():
@@ -192,8 +191,8 @@ def end_descendants(
     deadline = time.monotonic() + seconds
     pause = 0.0
     empty_lists = 0
-    # A list of children that is read while some children end may omit others, so a single empty
-    # list proves nothing.
+    # If some children end while the list of children is read, the list may omit other children.
+    # Therefore, a single empty list proves nothing.
     while empty_lists < _EMPTY_LISTS:
         alive = _living_descendants(parent, is_selected)
         empty_lists = 0 if alive else empty_lists + 1
@@ -359,7 +358,7 @@ def is_marked(process: int) -> bool:
 
 @cache
 def _own_limit() -> float:
-    """Return the limit of this process at the first call, before other code can lower the limit."""
+    """Return the limit of this process; cached, because other code may lower the limit later."""
     return _limit("self")
 
 

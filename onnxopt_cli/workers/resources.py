@@ -1,19 +1,20 @@
-"""Resources that the processes of a worker hold: total memory, and leaks of a case.
+"""Measures the memory that the processes of a worker hold, and detects resources that a case leaks.
 
-**Memory.** The sum of the resident sizes (RSS) of processes counts a page that ten forks share ten
-times. The sum omits files in memory that no process has mapped, such as a memfd or an unlinked file
-of /dev/shm. These files are found among the open files of each process. If the resident sizes and
-the files together exceed the limit, the kernel is asked for each process's proportional share of
-its pages (PSS), which takes much longer. Mapped pages of a file in memory are counted only once, as
-a part of the file. Mapped pages of other files are not counted, because the kernel can drop them.
+**Memory.** The sum of the resident sizes (RSS) of processes is only an estimate. If ten forks share
+a page, the sum counts the page ten times. The sum omits files in memory that no process has mapped,
+such as a memfd or an unlinked file of /dev/shm; these files are found among the open files of each
+process. If the resident sizes and the files together exceed the limit, the kernel is asked for the
+proportional set size (PSS) of each process, which takes much longer. A file in memory is then
+counted only once, even if its pages are mapped. Mapped pages of other files are not counted,
+because the kernel can drop them.
 
 No cgroup is created, because few users have permission to create cgroups. The cgroup of a container
 cannot be used either, because it includes the runner.
 
-**Leaks.** Growth alone does not prove a leak: first imports of modules, and caches, also need
-memory. The worker therefore runs a case again if the worker's resources have grown. Only resources
-that grow with every run, and that the worker still holds a moment later, are reported. A process
-that has lost its parent is reported at once, since no process will wait for it.
+**Leaks.** Growth alone does not prove a leak, because imports and caches also need memory. If the
+resources of a worker have grown, the worker therefore runs the case several times again. A resource
+is reported if it grows in every run, and if the worker still holds it a moment later. A process
+that has lost its parent is reported immediately, because no process will wait for it.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ def held_bytes(
         processes: their process ids; processes that have ended count as 0.
         exact_above: a limit in bytes; a quick estimate is returned if the estimate does not exceed
             the limit.
-        foreign_bytes: for each file, the number of its bytes that do not count as held by the
-            processes.
+        foreign_bytes: for some files in memory, the number of bytes that the processes do not own.
     """
     rough = sum(map(resident, processes))
     if sys.platform != "linux":
@@ -220,7 +220,7 @@ def _proportional_bytes(process: int) -> int:
 
 
 def _rollup(process: int) -> dict[bytes, int]:
-    """Return the sums of the proportional sizes of all mappings, by the kernel's names."""
+    """Return the proportional sizes of a process by the kernel's names, such as ``Pss_File:``."""
     with suppress(OSError):
         lines = read_proc(f"{memory_folder(process)}/smaps_rollup").splitlines()
         return {line.split()[0]: _kibibytes(line) for line in lines if line.startswith(b"Pss")}
@@ -228,9 +228,9 @@ def _rollup(process: int) -> dict[bytes, int]:
 
 
 def _bytes_outside_files(process: int, files: Collection[FileKey]) -> int:
-    """Return the proportional set size without mapped pages of files, in memory or on disks.
+    """Return the proportional set size of a process without mapped pages of files.
 
-    Private copies of pages of files are included.
+    Files in memory and files on disks are excluded. Private copies of their pages are included.
     """
     try:
         on_disks = _rollup(process).get(b"Pss_File:", 0)
@@ -264,7 +264,7 @@ class Step(Enum):
 
 
 class LeakCheck:
-    """Compares the resources of a worker after each case with their previous maxima.
+    """After each case, compares the resources of a worker with their previous maxima.
 
     Args:
         supervisor: process id of the supervisor, whose first child is the worker.

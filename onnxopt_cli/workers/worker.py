@@ -77,7 +77,7 @@ _RERUN_NOTE = " (when the case ran again)"
 _TEARDOWN_SECONDS = 30.0
 # Seconds between memory checks of a busy worker.
 _MEMORY_CHECK_SECONDS = 0.1
-# Memory checks take at most this share of a worker's running time; slow checks are made less often.
+# Memory checks take at most this share of a worker's running time. Slow checks become rarer.
 _MEMORY_CHECK_SHARE = 0.1
 # Texts that programs print when they end because an allocation failed.
 _MEMORY_MESSAGES = ("std::bad_alloc", "MemoryError", "memory allocation of", "out of memory")
@@ -127,7 +127,7 @@ class Worker:
         response: the response to the last request, once it has arrived.
         incident: a fault outside of all cases; None without a fault.
         has_responded: whether the worker has responded to a request.
-        case_count: number of requests sent, except those that keep the prepared model.
+        case_count: number of requests sent, not counting those that keep the prepared model.
     """
 
     backend: str
@@ -204,8 +204,8 @@ class Worker:
             self._check()
         except ProtocolBreach as breach:
             if self.state is State.BUSY and self.has_responded and self._conversation.pending:
-                # An earlier case may have caused the message, so the message is not attributed to
-                # the running case.
+                # An earlier case may have caused the invalid message, so the running case is not
+                # blamed for it.
                 self.state = State.IDLE
             self.give_up(Outcome.PROTOCOL, f"the worker {breach.message}")
         except MemoryError:
@@ -349,8 +349,8 @@ class Worker:
         self._request, self._model, self._first_response = _NO_REQUEST, b"", None
         self._begin(State.IDLE)
         if response.failure is Outcome.OOM or response.leak or response.earlier:
-            # The next case must not run in a worker that still holds the memory of this case, or in
-            # which code of onnxopt failed.
+            # The next case must not run in a worker that still holds the memory of this case, or
+            # whose onnxopt code has failed.
             self.kill()
 
     def _ended(self, death: BackendDied) -> None:
@@ -529,7 +529,7 @@ def _serve_forked(channel: int, input_file: int, output_file: int, *settings: An
 
 @cache
 def _adopts_orphans() -> bool:
-    """Make this process adopt orphans of workers, if possible; return whether it does."""
+    """Let this process adopt orphans of workers if possible; return whether it adopts them."""
     return claimed() and visible() and (_orphans_are_workers() or can_mark()) and become_subreaper()
 
 

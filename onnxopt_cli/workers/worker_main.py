@@ -1,4 +1,4 @@
-"""The main program of a worker, and the supervisor: a small process between runner and worker.
+"""The main programs of a worker and of its supervisor, a small process between runner and worker.
 
 **The worker** runs requests from a private socket on a backend. Standard input is empty; standard
 output and error belong to the backend. When the socket closes, the worker exits like any Python
@@ -11,11 +11,11 @@ worker's temporary files and ends with the worker's exit code or signal, which t
 the worker ended. If the backend kills the supervisor, the remaining processes become children of
 the runner, because the runner is also a subreaper.
 
-Where /proc shows no processes, the supervisor cannot find the descendants. If the supervisor may
-create a PID namespace, the worker runs in the namespace. When the first process of the namespace
-ends, the kernel kills all its other processes. Without a namespace, the supervisor kills only the
-worker's process group. Where /proc shows processes, no namespace is created: few containers allow a
-namespace, and process ids in the namespace would differ from the process ids in /proc.
+If /proc shows no processes, the supervisor cannot find its descendants. The worker then runs in a
+PID namespace, if the supervisor may create one: when the first process of the namespace ends, the
+kernel kills all others. Without a namespace, the supervisor kills only the worker's process group.
+If /proc shows processes, no namespace is created. Few containers allow a namespace, and process ids
+in a namespace would differ from the process ids in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """
@@ -270,10 +270,9 @@ def _end_group(worker: int) -> None:
 
 
 def _has_unreaped(id_kind: int, number: int) -> bool:
-    """Return whether this process has children that it has not reaped.
+    """Return whether this process has children that it has not reaped; True if this is unknown.
 
-    The result is True if the system does not provide the information. The parameters select
-    children in the same way as the parameters of ``waitid``.
+    The parameters select children in the same way as the parameters of ``waitid``.
     """
     try:
         os.waitid(id_kind, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -1,8 +1,8 @@
 """Messages between the runner and a worker, and shared memory for their large values.
 
-A worker receives the model, the inputs and settings of the run, but never the expected result. The
-runner validates every message of a worker, and identifies the backend by the worker's channel, not
-by the content of messages.
+A worker receives the model, the inputs and the settings of the run, but never the expected result.
+The runner validates every message of a worker. It identifies the backend by the worker's channel,
+not by the content of messages.
 
 The backend runs in the worker's process, so the backend can send every message that the worker can
 send. A secret in the hello message would not help, because the backend could read it. A deceptive
@@ -90,7 +90,7 @@ def hello(backend: str, lowering: LoweringMode, limits: Limits) -> dict[str, Any
 
 
 def refusal(error: OnnxoptError) -> dict[str, Any]:
-    """Return the worker's response if its backend did not start."""
+    """Return a worker's response to the hello if its backend did not start."""
     kind = "usage" if isinstance(error, UsageError) else "unavailable"
     return {"refusal": kind, "message": error.message, "hint": error.hint}
 

@@ -128,7 +128,7 @@ class Entry:
         return self.expires is not None and today >= self.expires
 
     def allows(self, result: Result) -> bool:
-        """Return whether the entry allows a result; if it allows ``flaky``, it allows a pass, too."""
+        """Return whether the entry allows a result; with ``flaky``, an entry also allows a pass."""
         outcome = result.outcome.value
         if result.flaky:
             return FLAKY in self.outcomes or {Outcome.PASS.value, outcome} <= self.outcomes

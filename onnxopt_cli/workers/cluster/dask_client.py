@@ -1,8 +1,8 @@
-"""Send cases, audits and searches to other machines through Dask.
+"""Sends cases, audits and searches to other machines through Dask.
 
 Dask connects the machines, transfers bytes and lists the workers. onnxopt assigns the work, one
 batch at a time to each worker. If a worker is lost, each item of its batch is sent to a second
-worker, but never to a third.
+worker; if that is lost, too, the item is given up.
 
 The parties of a Dask cluster must trust each other, because they unpickle the data that they
 receive. Data that a backend under test has returned is never pickled (see
@@ -62,10 +62,10 @@ Done = TypeVar("Done")
 _BATCH_SECONDS = 1.0
 # The largest number of items in a batch.
 _MAX_BATCH_ITEMS = 1000
-# Assumed time that the client needs for each batch. With many workers, batches are larger, so that
-# the client's total time stays limited.
+# Assumed time in seconds that the client needs for each batch. With more workers, batches become
+# larger, so that the client can serve all workers in time.
 _CLIENT_SECONDS_PER_BATCH = 0.01
-# The number of lost workers after which an item is not sent again.
+# An item is not sent again after this number of workers have been lost with it.
 _MAX_TRIES = 2
 # Seconds between two requests for the list of workers.
 _LIST_SECONDS = 0.5
@@ -78,7 +78,7 @@ _MAX_SILENCE_SECONDS = 30.0
 _SCHEDULER_SECONDS = 20.0
 # Seconds within which the first worker has to appear.
 _WORKERS_SECONDS = 60.0
-# Seconds that a worker has to receive files or to start if its items have no time limit.
+# If items have no time limit, a worker has this number of seconds to receive files and to start.
 _JOINING_SECONDS = 600.0
 # Seconds that closing the connections may take.
 _CLOSING_SECONDS = 10.0
@@ -117,7 +117,7 @@ class Cluster:
         where: the address of a scheduler, the path of its file, ``local``, or ``local:N``. A local
             cluster has N workers, by default one for each processor.
         interruption: set when the user interrupts the command.
-        tell: receives messages for the user about workers that are not used.
+        tell: called with a message for the user about each worker that is not used.
         ship: files and folders to send to every worker.
         tls: three files: the trusted certificates, the client's certificate, and the key of this
             certificate; empty to use the files of Dask's configuration.
@@ -239,7 +239,7 @@ class Cluster:
         ))  # fmt: skip
 
     def _security(self, distributed: Any) -> Any:
-        """Return the certificates for a TLS address; None for other addresses.
+        """Return Dask's security object with the certificates for a TLS address, else None.
 
         Raises:
             UsageError: if certificates are missing or not usable.
@@ -318,10 +318,10 @@ def _not_a_scheduler(error: Exception) -> str:
 
 
 def _scheduler_address(where: str, *, insecure: bool) -> str:
-    """Return the address of a scheduler, read from a file if necessary.
+    """Return the address of a scheduler, which may be in a file.
 
     Raises:
-        UsageError: if the address is invalid, or belongs to another machine without TLS.
+        UsageError: if the address is invalid, or if it is on another machine but does not use TLS.
     """
     try:
         if "://" not in where:
@@ -394,7 +394,7 @@ def real_place(path: Path | str) -> str:
 
 @dataclass(eq=False, slots=True)
 class _Work(Generic[Done]):
-    """Items that workers process in batches.
+    """Items that workers process in batches; the items may be divided into parts.
 
     Only the cluster's thread calls the methods.
 
@@ -413,8 +413,8 @@ class _Work(Generic[Done]):
     # The part that is assigned to each worker.
     _part_of_worker: dict[str, int] = field(default_factory=dict)
     _seconds_per_item: float = 0.0
-    # For each lost item: the reasons of the losses, by the address of the worker. Lost items are
-    # sent again one by one.
+    # For each lost item: why each worker was lost, by the worker's address. Lost items are sent
+    # again one by one.
     _losses: dict[int, dict[str, str]] = field(default_factory=dict)
     _retries: deque[int] = field(default_factory=deque)
 
@@ -437,7 +437,7 @@ class _Work(Generic[Done]):
         return [*range(first, end)]
 
     def _part_for(self, address: str) -> int:
-        """Return the part that is assigned to a worker; replace a part that is finished."""
+        """Return the part that is assigned to a worker; if it is finished, assign another part."""
         remaining = [*map(len, self.parts)]
         part = self._part_of_worker.get(address)
         if part is None or not remaining[part]:
@@ -482,7 +482,7 @@ class _Work(Generic[Done]):
         )
 
     def lose(self, batch: Sequence[int], address: str, reason: str) -> None:
-        """Schedule the items of a lost batch for other workers, or record the items as lost."""
+        """Queue the items of a lost batch for other workers, or record the items as lost."""
         for index in batch:
             losses = self._losses.setdefault(index, {})
             losses[address if address not in losses else reason] = reason
@@ -503,7 +503,7 @@ class _Worker:
         files: paths of the files that the worker has.
         heartbeat: the time of the last heartbeat by the scheduler's clock, and the time at which
             this process first saw this heartbeat, by its own clock.
-        is_ready: whether the worker has opened the backends and agrees with the other workers.
+        is_ready: whether the worker has opened the backends, and has the versions of the others.
         refusal: the reason why the worker is not used; None if it is used.
     """
 
@@ -523,7 +523,7 @@ class _Worker:
 
 
 class WorkerGroup:
-    """Workers of equal versions that have opened the same backends, or the same audit.
+    """Workers with the same versions of software that have opened the same backends or audit.
 
     Args:
         cluster: the connection to the workers.
@@ -588,7 +588,7 @@ class WorkerGroup:
         stop: Callable[[], object] = lambda: False,
         part: Callable[[int], object] | None = None,
     ) -> Generator[Done | LostError]:
-        """Yield the result of each item in order; a LostError for an item that was lost twice.
+        """Yield the result of each item in order, or a LostError if the item was lost twice.
 
         Args:
             request: the name of the request.
@@ -598,8 +598,8 @@ class WorkerGroup:
             files: takes the index of an item, and returns the files that the item needs.
             stop: returns whether to stop early.
             part: takes the index of an item, and returns the part to which the item belongs; None
-                if there is only one part. If there are enough parts, each worker receives items of
-                a different part, so that one worker processes a whole part if possible.
+                if there is only one part. If there are at least as many parts as workers, each
+                worker receives items of another part, and may process the part to its end.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.

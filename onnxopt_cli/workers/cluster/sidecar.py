@@ -4,9 +4,9 @@ The Dask worker only starts the sidecar and forwards bytes. The Dask worker impo
 one run cannot affect the next. The sidecar works like a command on one machine: backends run in
 supervised workers of the sidecar, and have no access to Dask.
 
-All files are in a subfolder of the Dask worker's folder. The subfolder contains a store of files by
-digest, which later runs reuse. For each run, the subfolder also contains a tree with copies of the
-client's files at their original paths.
+All files are in a subfolder of the Dask worker's folder. The subfolder contains a store, in which
+files are named by their digests, and which later runs reuse. For each run, the subfolder also
+contains a tree with copies of the client's files at their original paths.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ def placed(tree: Path, path: str) -> Path:
         tree: the folder of the copies.
         path: the absolute path of the file on the client.
     """
-    # In a path of Windows, the colon after the drive is removed; on other systems, colons in names
-    # stay.
+    # The colon after the drive of a Windows path is removed. Other colons are part of a name.
     return tree / re.sub(r"^/+|^([A-Za-z]):[/\\]+", r"\1/", path).lstrip("/")
 
 
