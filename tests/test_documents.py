@@ -123,7 +123,7 @@ def pattern_of(output):
     time = r"[\d.]+ (?:s\b(?:, [\d.]+ s of it explaining)?|examples/s)"
     parts = re.split(r"^\.\.\.$", output, flags=re.MULTILINE)
     patterns = [
-        time.join(re.escape(" ".join(text.split())) for text in re.split(time, part))
+        time.join(re.escape(text.strip()) for text in re.split(time, " ".join(part.split())))
         for part in parts
     ]
     return ".*".join(patterns).replace(f"{time}", rf"\ *{time}\ *")
