@@ -255,7 +255,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """The comparison of one output or, if the output is no tensor, of one part of it.
+    """The comparison of one output or, if the output is not a tensor, of one of its parts.
 
     Attributes:
         name: the name of the output, with the path of the part: ``X_new``, ``list_out[2]``.

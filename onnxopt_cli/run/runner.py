@@ -380,7 +380,7 @@ def _run_stepwise(
 
 
 def _total(total: Response, response: Response) -> Response:
-    """Return the response to a step, with the total time and the faults of all steps so far."""
+    """Return the response to a step, with the time and the faults of all steps until then."""
     return replace(
         response,
         lowered=total.lowered or response.lowered,

@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml whose outputs are float32, whatever the type of the operand.
+"""Operators of ai.onnx.ml whose outputs are float32 for operands of every type.
 
 The operand may be float32, double, int32 or int64. The reference returns results in the type of
 the operand. It therefore truncates results to integers, and does not round doubles.

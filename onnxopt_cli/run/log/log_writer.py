@@ -49,8 +49,8 @@ class LogWriter:
     and the run continues, so that its verdict is shown.
 
     A log to which another program writes is unreliable. To detect such a log, the writer compares
-    the size of the file before each record, and its content at the end, with what it has written.
-    If they differ, the writer stores a failure, and adds a last record that marks the log as
+    the size of the file before each record, and its content at the end, with its own records. If
+    they differ, the writer stores a failure, and adds a last record that marks the log as
     spoiled. Readers reject such a log.
 
     Attributes:
