@@ -50,7 +50,7 @@ class BoundNode:
 
     @classmethod
     def of(cls, model: onnx.ModelProto, inputs: Mapping[str, Value]) -> BoundNode:
-        """Return the only node of a model with its inputs.
+        """Return the only node of a model, together with the values of its inputs.
 
         Raises:
             ValueError: if the model has several nodes.
@@ -72,7 +72,7 @@ class BoundNode:
 
     @property
     def schema(self) -> defs.OpSchema:
-        """The operator's schema of this opset version."""
+        """The schema of the operator in this opset version."""
         node = self.node
         return _schema(node.op_type, self.opset, plain_domain(node.domain))
 
@@ -123,14 +123,14 @@ class BoundNode:
         return replace(self, names=tuple(names))
 
     def structure(self) -> Hashable:
-        """Return a key. Nodes that differ only in the values of their inputs have equal keys."""
+        """Return a key that is equal for nodes that differ only in the values of their inputs."""
         values = ((name, self.values.get(name)) for name in self.names)
         types = tuple((name, *_type(value)) for name, value in values)
         attributes = tuple((name, _hashable(value)) for name, value in self.attributes.items())
         return self.opset, self.names, types, attributes
 
     def as_model(self) -> tuple[onnx.ModelProto, dict[str, Value]]:
-        """Return a model of the node, and the values of its inputs."""
+        """Return a model with only this node, and the values of the model's inputs by name."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         (node,) = model.graph.node

@@ -69,7 +69,7 @@ _FUNCTIONS = {
     "trunc": ("floor", "round"), "zeros": ("ones",), "zeros_like": ("ones_like",),
     "ones": ("zeros",), "ones_like": ("zeros_like",),
 }  # fmt: skip
-# Calls of these functions are not replaced, because this would affect only messages and checks.
+# Calls of these functions are not replaced: a replacement would affect only messages and checks.
 _UNCHANGED_CALLS = frozenset(
     {"super", "isinstance", "len", "hasattr", "getattr", "setattr", "repr"}
 )
@@ -81,11 +81,11 @@ class CodeMutant:
     """A changed function.
 
     Attributes:
-        name: the changed statement and the original statement.
+        name: the name of the function, the changed statement, and the original statement.
         about: a description of the change in one sentence.
-        function: the function.
+        function: the original function.
         code: the code object of the changed function.
-        place: the index of the change among those that :func:`changes` yields.
+        place: the position of the change in the sequence that :func:`changes` yields.
     """
 
     name: str
@@ -109,7 +109,8 @@ def patched(function: FunctionType, code: CodeType) -> Iterator[None]:
 def code_mutants(function: FunctionType) -> Iterator[CodeMutant]:
     """Yield the mutants of a function in the order of its source.
 
-    A function has no mutants if its source is missing or does not compile to its code.
+    A function has no mutants if its source is missing, or if the compiled source cannot replace the
+    function's code.
     """
     tree = syntax_tree(function)
     if tree is None or compiled(tree, function) is None:
@@ -143,7 +144,7 @@ def syntax_tree(function: FunctionType) -> ast.FunctionDef | None:
 
 
 def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
-    """Return the code object of a changed function; None if it cannot replace the original.
+    """Compile a changed syntax tree; return None if the result cannot replace the function's code.
 
     A code object can replace another only if both have the same free variables. Therefore, the
     definition is compiled within a function that binds the free variables of the original.
@@ -180,16 +181,16 @@ def compiled(tree: ast.FunctionDef, function: FunctionType) -> CodeType | None:
     return None
 
 
-#: A function that replaces a node of the syntax tree by the given node. It returns a function that
+#: A function that replaces a node of the syntax tree by its argument. It returns a function that
 #: restores the old node.
 Put = Callable[[Any], Callable[[], None]]
 
 
 def changes(tree: ast.FunctionDef) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
-    """Yield the changes of a function.
+    """Yield the possible changes of a function's syntax tree.
 
-    Each change consists of four items: the changed statement, a function that replaces the old node
-    of the tree, the new node, and a description.
+    A change consists of four items: the statement to change, the function that replaces the old
+    node, the new node, and a description.
     """
     for block, index in _blocks(tree):
         statement = block[index]
@@ -239,7 +240,7 @@ def _put_field(parent: Any, field: str, new: Any) -> Callable[[], None]:
 
 
 def _expression_changes(statement: ast.stmt) -> Iterator[tuple[ast.stmt, Put, Any, str]]:
-    """Yield the changes of a statement's own expressions, which excludes inner statements."""
+    """Yield the changes of a statement's expressions, without those of inner statements."""
     for node, put in _expressions(statement):
         text = ast.unparse(node)
         for new, about in _replacements(node, text):
@@ -269,7 +270,7 @@ def _expressions(parent: ast.AST) -> Iterator[tuple[ast.expr, Put]]:
 
 
 def _replacements(node: ast.expr, text: str) -> Iterator[tuple[ast.expr, str]]:
-    """Yield the expressions that replace an expression, with descriptions."""
+    """Yield each replacement of an expression with its description; ``text`` is the source."""
     for new in _other_operators(node):
         yield new, f"{text} became {ast.unparse(new)}."
     match node:
@@ -289,7 +290,7 @@ def _replacements(node: ast.expr, text: str) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _other_operators(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield an expression with another operator, or without its operator."""
+    """Yield variants of an expression: with another operator, or reduced to one operand."""
     match node:
         case ast.BinOp():
             for operator in _OPERATORS.get(type(node.op), ()):
@@ -316,7 +317,7 @@ def _other_constants(value: object) -> Sequence[bool | int | float]:
 
 
 def _call_replacements(node: ast.Call, text: str) -> Iterator[tuple[ast.expr, str]]:
-    """Yield the expressions that replace a call, with descriptions."""
+    """Yield each replacement of a call with its description; ``text`` is the source."""
     function = node.func
     name = function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
     if name in _UNCHANGED_CALLS:
@@ -352,7 +353,7 @@ def _other_functions(function: ast.expr, node: ast.Call) -> Iterator[ast.expr]:
 
 
 def _without_function(name: str, node: ast.Call) -> Iterator[ast.expr]:
-    """Yield replacements of a call: each argument alone, and the call with exchanged arguments."""
+    """Yield replacements of a call: its object, an argument, or the call with swapped arguments."""
     function, arguments = node.func, node.args
     if isinstance(function, ast.Attribute) and name in _CONVERSIONS and not _is_numpy(function):
         yield function.value

@@ -1,9 +1,9 @@
 """Recognize equivalent mutants, and find inputs that distinguish other mutants from the formula.
 
 Implementations are compared on probes: calls that together cover an operator's possible inputs.
-Dense probes reveal mistakes in a formula. They have hundreds of double-precision elements for each
-T and each setting of the attributes. Small probes reveal mistakes in the treatment of inputs and
-outputs. They cover every combination of shapes and types.
+Dense probes reveal mistakes in a formula: for each setting of the attributes and each count T, one
+probe has hundreds of double-precision elements. Small probes reveal mistakes in the treatment of
+inputs and outputs. They cover every combination of shapes and types.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _RTOL = {4: 1e-5, 8: 1e-9}
 #: An example is clear if its relative difference is at least _CLEAR_DIFFERENCE. The smallest clear
 #: example is preferred.
 _CLEAR_DIFFERENCE = 0.1
-#: If terms cancel, a result of this size may consist only of roundings. The size is relative to the
-#: largest input.
+#: If terms cancel, a result this small may consist of nothing but rounding errors. The value is
+#: relative to the largest input.
 _RESIDUE = 1e-15
 _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
@@ -93,7 +93,8 @@ def distinguishing_input(
     """
     whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
-    # Size of the smallest probe with a clear difference. Larger probes are harder to read.
+    # Size of the smallest clear example up to now. Larger examples are harder to read, so larger
+    # probes are skipped if they are not dense.
     smallest_clear = float("inf")
     for index, probe in enumerate(_probes(operator)):
         if not probe.dense and probe.call.size >= smallest_clear:
@@ -127,7 +128,7 @@ def distinguishing_input(
 
 
 def distinct(operator: Operator, implementations: Sequence[Implementation]) -> list[Implementation]:
-    """Return the implementations that differ from each earlier implementation on some probe."""
+    """Return the implementations that differ from each earlier one on at least one probe."""
     groups = [list(implementations)]
     for probe in _probes(operator):
         subgroups: list[list[Implementation]] = []
@@ -153,9 +154,9 @@ def _agrees(differences: list[Array] | None) -> bool:
 
 
 def _differences(probe: _Probe, outputs: list[Array]) -> list[Array] | None:
-    """Return the relative differences of outputs; None if types, shapes or their number are wrong.
+    """Return the relative difference of each element of each output; 0 for elements that agree.
 
-    The difference of elements that agree is 0.
+    The result is None if the number of outputs, a type or a shape is wrong.
     """
     same = len(outputs) == len(probe.expected) and all(
         output.dtype == expected.dtype and output.shape == expected.shape
@@ -177,7 +178,7 @@ def _relative(output: Array, expected: Array, residue: float, *, finite: bool) -
     with np.errstate(all="ignore"):
         distance = np.abs(output.astype(WIDEST_TYPE) - expected.astype(WIDEST_TYPE))
         relative = distance / np.maximum(np.abs(output), np.abs(expected))
-    # If only one of two values is finite, they count as different as values of opposite signs.
+    # If only one of two values is finite, their difference is 2, as for values of opposite signs.
     relative = np.where(np.isfinite(relative), relative, 2)
     agrees |= (relative <= _RTOL[expected.itemsize]) | (distance <= residue)
     return np.where(agrees, 0, relative).astype(np.float64)
@@ -196,11 +197,11 @@ class _Probe:
     """A call with its expected outputs; all arrays are read-only.
 
     Attributes:
-        call: the node.
-        expected: its outputs.
+        call: the call.
+        expected: the outputs of the formula.
         dense: whether the call has one group of many elements, each of which is a separate test.
         finite: whether all inputs are finite numbers.
-        largest: largest finite magnitude among its tensors.
+        largest: the largest finite magnitude in the tensors of the call.
     """
 
     call: Call[Array]
@@ -301,9 +302,8 @@ class _Draw:
     ) -> Call[Array]:
         """Draw a call.
 
-        ``types`` consists of the type of the first tensor of each group, and the type of the other
-        tensors of the group. Likewise, ``layout`` has for each group the shape of the first tensor,
-        and the shape of the other tensors.
+        For each group, ``layout`` contains two shapes: that of the first tensor, and that of all
+        other tensors. Likewise, ``types`` contains two types, which apply to every group.
         """
         operator = self._operator
         if attributes is None:
@@ -330,14 +330,14 @@ class _Draw:
         """Draw short decimal numbers of many magnitudes; one number in five is zero."""
         powers = 10.0 ** -self._random.randint(-5, 1, shape)
         # Division by a power of ten yields the double that is nearest to the decimal number.
-        # Multiplication by a negative power does not.
+        # Multiplication by a negative power may yield another one.
         values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
-        # The sum turns negative zeros into positive zeros.
+        # Adding 0.0 turns negative zeros into positive zeros.
         return np.asarray(np.abs(values) if name in self._magnitudes else values + 0.0, dtype)
 
     def _settings(self) -> Iterator[_Numbers]:
-        """Yield drawn attributes: all, only the required ones, and all with one extreme value."""
+        """Yield random attributes: all, only the required ones, and all with one extreme value."""
         required = [item.name for item in self._operator.attributes if item.required]
         for chosen in product(*self._choices.values()):
             fixed: _Numbers = dict(zip(self._choices, chosen, strict=True))

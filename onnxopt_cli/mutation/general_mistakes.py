@@ -172,7 +172,7 @@ def _sparse_updates(operator: Operator) -> Iterator[Implementation]:
                 for source, result in zip(sources, results, strict=True)
             )
 
-        about = "Where all of the part's values are zero, the outputs equal the inputs."
+        about = "Where the element, row or tensor is all zero, the outputs equal the inputs."
         yield from _around(operator, about, rows, after=after)
 
 
@@ -200,7 +200,7 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed correctly.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"Each {operator.tensors[0]} has its own {name}, but another one's is used."
+        about = f"Each {operator.tensors[0]} has its own {name}, but that of another one is used."
         yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
@@ -306,7 +306,7 @@ def _coarse_numbers(operator: Operator) -> Iterator[Implementation]:
     yield from _rows(about, of_defaults, {"defaults not rounded to float32": _decimal})
     yield Implementation(
         "attributes combined in float32",
-        "Expressions of attributes alone, such as 1 - alpha, are rounded to float32.",
+        "Expressions that contain only attributes, such as 1 - alpha, are rounded to float32.",
         compute=partial(evaluate, attributes=_FLOAT32),
     )
     rows = {f"attributes rounded to {name}": dtype.type for name, dtype in _HALVES.items()}
@@ -361,7 +361,7 @@ def _promoted_types(_: Operator) -> Iterator[Implementation]:
 
 
 def _wrong_reductions(operator: Operator) -> Iterator[Implementation]:
-    """Yield mistakes of reductions, which confuse tensors, elements or attributes."""
+    """Yield mistakes of reductions: wrong tensors, wrong elements or wrong attributes."""
     carries = any(map(operator.carries, operator.outputs))
     if not carries:
         about = "A reduction over one tensor includes the elements of all other tensors."
@@ -390,7 +390,7 @@ def _of_others(name: str) -> Rows:
     }
 
 
-# Hooks around the formula, which change operands and results of each group by name.
+# Hooks around the formula. In each group, they change operands and results by name.
 
 
 def _around(
@@ -406,8 +406,8 @@ def _around(
         operator: the operator.
         about: description of the mistakes.
         rows: the mistakes; each change is passed to ``before`` and ``after``.
-        before: returns changed operands.
-        after: returns changed results, given the results and the unchanged operands.
+        before: given a change and the operands, returns changed operands.
+        after: given a change, the unchanged operands and the results, returns changed results.
     """
     names = operator.input_names(1)
 
@@ -444,7 +444,7 @@ def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementat
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Yield mistakes that change one result; a change also receives the tensor's old value."""
+    """Yield mistakes that change one result, given the tensor's old value and the result."""
     place, source = list(operator.outputs).index(result), operator.outputs[result]
 
     def after(change: Any, operands: Operands, results: Results) -> Results:
@@ -457,8 +457,7 @@ def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator
 def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementation]:
     """Yield mistakes that return one result as another output.
 
-    Each change maps the position of an output to the position of the result that is returned in its
-    place.
+    Each change maps the position of an output to the position of the result that is returned there.
     """
 
     def after(places: dict[int, int], _: Operands, results: Results) -> Results:
@@ -468,7 +467,7 @@ def _picked(operator: Operator, about: str, rows: Rows) -> Iterator[Implementati
 
 
 def _decimal(value: float) -> float:
-    """Return the double nearest to the shortest decimal of a float32 value."""
+    """Return the double that is nearest to the shortest decimal text of a float32 value."""
     return float(str(np.float32(value)))
 
 
@@ -480,7 +479,7 @@ def _number(value: float) -> Callable[[Any], Any]:
     return lambda number: number.dtype.type(value)
 
 
-# Hooks around the node, which change the inputs, attributes or outputs of the node.
+# Hooks around the node. They change its inputs, attributes or outputs.
 
 
 def _rows(about: str, hook: Callable[[Any], Compute], rows: Rows) -> Iterator[Implementation]:
@@ -598,9 +597,9 @@ def _each_output(change: Callable[[Array], Array]) -> Compute:
 
 
 def _each_place(change: Callable[[Array, Array, Array], Array]) -> Compute:
-    """Return a computation with changed outputs.
+    """Return a computation that changes each output.
 
-    A change also receives two inputs: the input with the type of the output, and the input with the
+    ``change`` receives the output and two inputs: one with the type of the output, and one with the
     shape of the output.
     """
     return _outputs(
@@ -656,7 +655,7 @@ def _typed(dtype: Callable[[Call[Array], int], np.dtype[Any]]) -> Compute:
 
 
 def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
-    """Return a computation whose outputs have NumPy's shapes.
+    """Return a computation whose outputs have the shapes that NumPy's broadcasting yields.
 
     Args:
         choose: returns the type of an output, given NumPy's type, the type that the specification
@@ -678,7 +677,7 @@ def _promoted(choose: Callable[[Any, Any, int], np.dtype[Any]]) -> Compute:
 
 
 class _Branching(np.ndarray[Any, Any]):
-    """An array for which ``np.where`` with a single condition returns one branch unchanged.
+    """An array for which ``np.where`` with a condition of one element returns a branch unchanged.
 
     As with ``if``, the type of the other branch has no effect on the type of the result.
     """

@@ -117,7 +117,7 @@ class InfectionRecorder:
 
 
 def _instrumented(function: FunctionType, names: Mapping[int, str]) -> CodeType | None:
-    """Return a function's code with calls that report infections; None without source.
+    """Return a function's code with calls that report infections; None if the source is missing.
 
     Args:
         function: the function.
@@ -196,7 +196,7 @@ class _Instrumenter(ast.NodeTransformer):
     Attributes:
         reached: for each statement, the names of the mutants that are infected whenever the
             statement is reached.
-        compared: the names and changed expressions of mutants by statement and field.
+        compared: for each statement and field, the names of mutants with their changed expressions.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,10 @@ def named(operator: Operator, *names: str) -> Implementation | None:
 
 
 def is_likely(operator: Operator, mistake: Implementation) -> bool:
-    """Return whether a mistake is listed for the operator, or many programs make the mistake."""
+    """Return whether a mistake is listed in the operator's file, or is common in any operator.
+
+    Common mistakes are an ignored attribute and computation in float32.
+    """
     listed = mistake.name in {listed_mistake.name for listed_mistake in operator.known_mistakes}
     return listed or ignores_attribute(operator, mistake) or mistake.precision == np.float32
 

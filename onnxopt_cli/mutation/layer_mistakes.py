@@ -121,7 +121,7 @@ def _gates(order: Sequence[int], places: Sequence[int], node: BoundNode) -> Boun
 
 
 def _bias_half(half: int, node: BoundNode) -> BoundNode | None:
-    """Ignore the biases of the input (part 0) or of the state (part 1)."""
+    """Ignore half of the biases: those of the input (0) or those of the state (1)."""
     bias = node.operand(3)
     if bias is None or bias.ndim < 2:  # noqa: PLR2004 - directions and biases
         return None
@@ -183,7 +183,7 @@ def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
 
 
 def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
-    """Multiply one attribute of Gemm, alpha or beta, by the other; ``name`` is the first."""
+    """Replace alpha or beta of Gemm, as ``name`` states, by the product of both."""
     if node.operand(2) is None:
         return None
     return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))
@@ -213,7 +213,7 @@ def _causal_mask(offset: str, node: BoundNode) -> BoundNode | None:
 
 
 def _padded_with_zero(node: BoundNode) -> BoundNode | None:
-    """Pad the input with 0 instead of its zero point, or instead of a value without effect."""
+    """Pad the input with 0 rather than with its zero point or with a value without effect."""
     x, pads = node.operand(0), node.attribute("pads")
     if x is None or not pads or not any(pads) or len(pads) != 2 * (x.ndim - 2):
         return None
@@ -336,7 +336,7 @@ def _slope_of_channels(node: BoundNode) -> Sequence[Value] | None:
 
 
 # The first version in which Softmax and Hardmax normalize over a single axis. Earlier versions
-# normalize over the given axis and all later axes together.
+# normalize over the attribute ``axis`` and all later axes together.
 _SOFTMAX_OF_ONE_AXIS = 13
 _NORMALIZATIONS = ("GroupNormalization", "InstanceNormalization", "LayerNormalization")
 _BY_CHANNEL = ("GroupNormalization", "InstanceNormalization")

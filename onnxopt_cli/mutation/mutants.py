@@ -188,7 +188,7 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
 def _places(
     tree: ast.FunctionDef, names: list[str]
 ) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
-    """Yield each expression with its statement, its replacement function and the defined names.
+    """Yield each expression with its statement, a function that replaces it, and defined names.
 
     Args:
         tree: the formula.

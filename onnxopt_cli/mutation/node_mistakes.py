@@ -140,8 +140,8 @@ def _in_later_version(version: int, node: BoundNode, *, keeps_defaults: bool) ->
     return later
 
 
-# Some attributes became inputs of another name in a later version. The keys are the operator and
-# the input, and the values are the names of the attributes.
+# Attributes that became inputs with another name in a later version. A key is an operator and the
+# name of the input. The value is the name of the attribute.
 _RENAMED = {("TopK", "K"): "k", ("Pad", "constant_value"): "value"}
 
 
@@ -187,8 +187,8 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 # Types of inputs that are counts, axes or positions.
 _INDEX_TYPES = frozenset({"tensor(int32)", "tensor(int64)"})
-# Changes of inputs that are counts, axes or positions, with the name and the description of the
-# mistake; {} is the input.
+# Mistakes in inputs that are counts, axes or positions. A key is the name of a mistake. A value
+# consists of its description and the change. {} stands for the name of the input.
 _INDEX_CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "{} one too large": ("The input {} is one too large.", lambda array: _shifted(array, 1)),
     "{} one too small": ("The input {} is one too small.", lambda array: _shifted(array, -1)),
@@ -231,7 +231,7 @@ def _with_index(place: int, change: Callable[[Array], Array], node: BoundNode) -
 
 
 def _number_mistakes(name: str, *, is_integer: bool) -> Iterator[NodeMutant]:
-    """Yield mistakes in which an attribute is a fixed integer, or limited to a range."""
+    """Yield mistakes in which an attribute has a fixed value, or is limited to a range."""
     changes: dict[str, Change] = {}
     if is_integer:
         values = (-1, 0, 1) if name == "axis" else (0, 1)
@@ -249,7 +249,7 @@ def _text(value: Any) -> str:
 
 
 def _other_default(schema: defs.OpSchema, name: str) -> Any:
-    """Return a wrong default of an attribute; None without a default or without another choice."""
+    """Return a wrong default of an attribute; None if it has no default or no other choice."""
     entry = schema.attributes[name]
     if entry.required or not entry.default_value.type:
         return None

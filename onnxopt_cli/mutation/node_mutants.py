@@ -93,11 +93,11 @@ class NodeMutant:
         name: identifies the mutant among the mutants of its operator, in every opset version.
         kind: the kind of defect.
         about: description in one sentence.
-        change: either changes the node before the correct operator computes it, or computes the
-            outputs without the correct operator.
+        change: changes the node before the correct operator computes it, or computes the outputs of
+            the mutant.
         finish: changes the outputs of the correct operator; None to return them unchanged.
         code: the changed function of the correct operator; None for other kinds of defects.
-        version: the earlier version in which the node is computed; None for other kinds of defects.
+        version: the other version in which the node is computed; None for other kinds of defects.
     """
 
     name: str
@@ -193,8 +193,8 @@ def node_mutants(
     return tuple(mutants.values())
 
 
-# The values that a string attribute may have. The key names an operator and an attribute or, if the
-# values do not depend on the operator, only an attribute.
+# The values that a string attribute may have. A key is the name of an attribute. If the values
+# depend on the operator, the key begins with the name of the operator.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
     "reduction": ("none", "mean", "sum"),
@@ -304,7 +304,7 @@ def _attribute_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 
 def _other_defaults(schema: defs.OpSchema, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield wrong defaults of an attribute, each with its text and its value."""
+    """Yield wrong defaults of an attribute, each as text and as a value."""
     entry = schema.attributes[name]
     if entry.required:
         return
@@ -338,7 +338,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
             change = partial(_with_stated, name, partial(_mapped, change_integer))
             yield NodeMutant(f"{name} {text}", value_kind, about, change)
         flip = partial(_with_stated, name, partial(_mapped, lambda value: int(not value)))
-        about = f"The attribute {name} is read as 1 for 0, and as 0 for every other value."
+        about = f"If the attribute {name} is 0, it is read as 1; otherwise, it is read as 0."
         yield NodeMutant(f"{name} negated", value_kind, about, flip)
         if is_axis:
             about = f"A negative {name} counts from the last axis but one."

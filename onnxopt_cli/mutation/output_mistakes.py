@@ -99,7 +99,7 @@ def _arithmetic_mistakes() -> Iterator[NodeMutant]:
         yield NodeMutant(
             f"floats computed in {type_name}",
             MutantKind.TYPE,
-            f"Inputs are converted to {type_name}, and the results back.",
+            f"Inputs are converted to {type_name}, and the results are converted back.",
             Recomputed(partial(_in_type, "f", np.dtype(type_name), _identity)),
         )
     yield NodeMutant(
@@ -292,7 +292,7 @@ def _times(
 
 
 def _length_of_axis(node: BoundNode, _array: Array) -> float | None:
-    """Return the length of the axis that the attribute ``axis`` of the node names."""
+    """Return the length of the first input along the node's attribute ``axis``."""
     first, axis = node.operand(0), node.attribute("axis")
     if first is None or not isinstance(axis, int) or not -first.ndim <= axis < first.ndim:
         return None
@@ -346,8 +346,8 @@ def _first_for_all(axis: int | str, node: BoundNode, array: Array) -> Array | No
     return np.repeat(np.take(array, [0], along), array.shape[along], along)
 
 
-# Mistakes in outputs. A key is the last part of a mistake's name. A value consists of the last part
-# of the description, and of the change.
+# Mistakes in outputs. A key is the end of a mistake's name. A value consists of the end of the
+# mistake's description and the change.
 _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "without sign": ("the magnitudes of the correct values", _magnitude),
     "negated": ("the right values with the opposite sign", _negated),

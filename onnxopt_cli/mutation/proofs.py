@@ -1,4 +1,4 @@
-"""Proofs that mutants of a node equal their operator on every valid input.
+"""Proofs that mutants equal their operator on every valid input.
 
 A proof covers all mutants whose names match its pattern, on operators that meet its condition.
 Mutants with a proof are not generated.
@@ -81,7 +81,7 @@ _COMMUTATIVE = frozenset({
     "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Equal", "Max", "Mean", "Min", "Mul",
     "Or", "Sum", "Xor",
 })  # fmt: skip
-# Operators for which the order of their axes has no effect.
+# Beginnings of the names of operators for which the order of the axes has no effect.
 _SETS_OF_AXES = ("MeanVarianceNormalization", "Reduce", "Squeeze", "Unsqueeze")
 
 
@@ -120,7 +120,7 @@ def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
 
 
 def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[str]], bool]:
-    """Return a condition: the first group of the match must be in ``names``, names of inputs."""
+    """Return a condition: the first group of the match must be an input that ``names`` lists."""
 
     def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         is_input = any(formal.name == match[1] for formal in schema.inputs)
@@ -148,14 +148,14 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    # For inputs of data, mutants with these names may also change inputs with more than two axes.
+    # If an input contains data, mutants with the other names may change arrays of any rank.
     is_alignment = match[2].startswith("aligned")
     is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
     return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)
 
 
 def _is_commutative(schema: defs.OpSchema, _: re.Match[str]) -> bool:
-    # In early versions, the attribute broadcast enables broadcasting only for the second input.
+    # In early versions, which have the attribute ``broadcast``, only the second input is broadcast.
     return schema.name in _COMMUTATIVE and "broadcast" not in schema.attributes
 
 

@@ -19,7 +19,10 @@ from onnxopt_cli.mutation.node_mutants import (
 
 
 def _elementwise(function: Callable[..., Array]) -> Computed:
-    """Return a mistake that computes the output in the type of the operands."""
+    """Return a mistake that applies a function to the operands of the node.
+
+    The output has the type of the first operand.
+    """
 
     def computation(node: BoundNode) -> Sequence[Value] | None:
         operands = [value for value in node.operands if isinstance(value, np.ndarray)]
