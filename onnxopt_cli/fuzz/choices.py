@@ -1,4 +1,4 @@
-"""Draws the parts of an example: shapes, numbers, attributes.
+"""Draw the parts of an example: shapes, numbers and attributes.
 
 Hypothesis needs more time to make a choice than a backend needs to compute a small tensor.
 Therefore, a whole tensor is drawn with a single choice: either a constant for all elements, or the
@@ -62,7 +62,7 @@ class Source:
         return self.integer(0, times - 1) == times - 1
 
     def reject(self) -> None:
-        """Discard an inconclusive example, unless every choice was the simplest."""
+        """Discard the example as inconclusive; without ``draw``, do nothing."""
         if self._draw is not None:
             import hypothesis
 
@@ -90,8 +90,8 @@ _POWERS = {
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# has_result() evaluates the formula once for each of these values. All elements of all tensors then
-# have this value.
+# has_result() evaluates the formula once for each of these values. In such an evaluation, all
+# elements of all tensors have this value.
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
 # The style of a tensor is its seed modulo _STYLES. One style scales the decimals, and another style
@@ -170,7 +170,7 @@ _COUNTS = (
 # order of operations.
 _RATES = (1.0, 0.1, 0.5, 2.0, 0.0, 1e-3, 0.3, 1e-8, -0.1, 1e4, 1e-30, 1e20, float("nan"))
 
-# Ranks of scalars: a tensor with one element is a valid scalar for any rank.
+# Ranks of scalars. A tensor with one element and any rank is a valid scalar.
 _RANKS = (0, 0, 0, 1, 2)
 
 

@@ -53,7 +53,7 @@ Inputs: TypeAlias = dict[str, Array]
 Attributes: TypeAlias = dict[str, AttributeValue]
 
 _OPSET = 13
-# The number of nodes of a model with several nodes is drawn from these numbers.
+# If a model has several nodes, their number is drawn from these numbers.
 _NODE_COUNTS = (2, 2, 3)
 #: Chains of primitive nodes that may connect two nodes. A node of a chain is an operator and the
 #: name of its second input, if any. Every chain preserves the shape.
@@ -67,15 +67,15 @@ _LINKS: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 #: NumPy functions for the primitive operators that change values.
 _FUNCTIONS = {"Neg": np.negative, "Abs": np.abs}
-#: A relative error bound up to this limit determines rtol. A larger relative error bound determines
-#: atol.
+#: If the relative error bound of an element is at most this limit, it determines rtol. Otherwise,
+#: the absolute error bound of the element determines atol.
 _LARGEST_RTOL = 1e-3
 # Types of ordinary inputs. Any other type of an input counts as a trait of the node.
 _SIMPLEST_TYPES = ("float32", "int64")
 # Integer attributes that select an element type.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "stash_type"})
 _SWITCH_VALUES = (0, 1)
-# The number of groups of tensors of a node is drawn from these numbers.
+# A node's number of tensor groups is drawn from these numbers.
 _GROUP_COUNTS = (1, 1, 1, 2, 3)
 # One in _EXAMPLES_PER_BREACH examples violates the signature of its operator.
 _EXAMPLES_PER_BREACH = 8
@@ -85,13 +85,13 @@ _EXAMPLES_PER_BREACH = 8
 class NodeExample:
     """A node with its inputs. Its expected outputs follow from the formula.
 
-    The node is valid, or it violates its signature in one way.
+    The node is valid, or it violates the operator's signature in one way.
 
     Attributes:
         operator: the node's operator.
         attributes: attributes of the node.
         inputs: inputs by the operator's names.
-        breach: a description of how the node violates its signature; empty for a valid node. The
+        breach: a description of how the node violates the signature; empty for a valid node. The
             descriptions are the keys of :func:`breaches`.
     """
 
@@ -338,13 +338,13 @@ class GraphExample:
 
     The primitive nodes do not round. Therefore, the error bound of one node's outputs is also the
     error bound of the next node's inputs. The error bounds of the model's outputs follow in this
-    way. For each output, a case file states the smallest rtol and atol that allow the error bounds
-    of all elements.
+    way. For each output, the case file states the smallest rtol and atol that cover the error
+    bounds of all elements.
 
     Some values are not outputs of the model, because they cannot be judged:
 
     - values with an infinite error bound;
-    - values with an element near a threshold, so that a rounding may carry it across;
+    - values with an element so near to a threshold that a rounding may move it across;
     - values for which a correct reformulation returns NaN.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Drives hypothesis, which draws examples and shrinks failing examples."""
+"""Drive hypothesis, which draws examples and shrinks failing examples."""
 
 from __future__ import annotations
 

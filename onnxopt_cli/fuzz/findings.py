@@ -119,8 +119,9 @@ def attempt(example: Example, executor: Executor) -> Trial:
     runs_elsewhere = not (isinstance(executor, InProcess) and executor.runs_here(request))
     if runs_elsewhere and expected.derive and problem.call and not has_blocks(problem.call):
         # The error bounds are derived while the backend runs the example. Otherwise, judge() would
-        # derive them while the backend is idle. If the backend runs in this process, nothing runs
-        # at the same time. Then judge() derives them only if an output is not the expected output.
+        # derive them while the backend is idle. A backend in this process does not run at the same
+        # time. In that case, judge() derives them, and only if an output differs from the expected
+        # output.
         expected.derive()
     response = pending()
     if isinstance(response, str):
@@ -230,7 +231,7 @@ class Findings:
         self._passed.clear()
 
     def record(self, trial: Trial) -> None:
-        """Store a passing example, with which explanations of later failures must agree."""
+        """Store a passing example; explanations of later failures must agree with it."""
         if trial.result.outcome is Outcome.PASS and not trial.example.breach:
             self._passed[trial.example.subject].append(trial)
 

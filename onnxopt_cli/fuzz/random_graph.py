@@ -205,7 +205,7 @@ def draw_random_graph(source: Source) -> RandomGraph:
 
 
 def seeded_graph(seed: int) -> RandomGraph:
-    """Return the graph of a seed. It has 2 to 12 nodes, or more if the last addition is a chain.
+    """Return the graph of a seed. It has 2 to 12 nodes, or more if the last step appends a chain.
 
     Raises:
         Unsuitable: if the seed does not lead to a valid graph.

@@ -6,8 +6,9 @@ so a seed reproduces the findings.
 
 In a cluster, a worker only reports whether a portion of the examples contains a failure of a new
 kind. This process then searches the portion again, and shrinks the failure. The examples of this
-second search may run on any worker. Therefore, each failure is shrunk once, and the findings depend
-neither on the number of workers nor on the order of their responses.
+second search may run on any worker. Because only this process shrinks failures, each failure is
+shrunk once, and the findings depend neither on the number of workers nor on the order of their
+responses.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class _Portions:
 
     Args:
         task: the search.
-        tried: number of examples tried before.
+        tried: number of examples that were tried before the first portion.
 
     Attributes:
         numbers: the numbers of the portions in this shard of the search. The number of a portion
@@ -360,9 +361,9 @@ class Search:
         return self._add(Finding(new.kind, trial, flaky=not reproducible), new.trials)
 
     def _smallest(self, trial: Trial, kind: FailureKind) -> Trial:
-        """Return a smaller example with the same kind of failure, or the example of ``trial``.
+        """Remove parts of an example as long as its kind of failure remains.
 
-        Parts of the example are removed while the failure remains.
+        The result is the trial of the smallest example, which may be ``trial`` itself.
         """
         attempts, costly = _MAX_SHRINK_ATTEMPTS, _MAX_COSTLY_FAILURES
         candidates = smaller(trial.example)
@@ -535,8 +536,8 @@ def smaller(example: Example) -> Iterator[Example]:
     Hypothesis shrinks choices. A single choice determines a whole tensor or a whole graph, so
     hypothesis cannot remove elements or nodes. This function removes them.
 
-    If the function is applied repeatedly to its own results, it ends after finitely many steps. For
-    a model of several nodes of operators with a formula, nothing is yielded.
+    Repeated application to its own results ends after finitely many steps. For a model of several
+    nodes of operators with a formula, nothing is yielded.
     """
     if isinstance(example, RandomGraph):
         yield from filter(_is_computable, example.smaller())

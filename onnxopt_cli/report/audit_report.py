@@ -114,7 +114,7 @@ def _smallest_margin(score: MutationScore) -> str:
     """
     killed = [verdict for verdict in score.scored if verdict.rejected]
     nearest = min(killed, key=lambda verdict: verdict.largest, default=None)
-    # For an output that must be exact, error / tolerance is infinite, which shows no margin.
+    # For an output that must be exact, error / tolerance is infinite and does not show a margin.
     if nearest is None or not math.isfinite(nearest.largest):
         return ""
     excess = short_error(nearest.largest)
@@ -142,7 +142,10 @@ def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType
 
 
 def _caught(injected: Sequence[InjectedErrors]) -> tuple[str, str, str]:
-    """Return the count of injected errors, and the shares that ONNX's tolerance and ours detect."""
+    """Return the number of injected errors, and two shares that are detected.
+
+    The shares are those of ONNX's tolerance and of the condition estimate.
+    """
     if not injected:
         return "", "", ""
     caught = (
@@ -164,8 +167,8 @@ def audit_json(scores: Sequence[MutationScore], shard: object = None) -> str:
 
     Args:
         scores: the scores, one per operator.
-        shard: the shard that was audited; None for a whole audit. With a shard, the text contains
-            all data for merging shards.
+        shard: the shard that was audited; None for a whole audit. The text of a shard contains all
+            data that merging the shards needs.
     """
     part = {"shard": str(shard), "versions": VERSIONS} if shard else {}
     operators = [_score(score, joinable=bool(shard)) for score in scores]

@@ -109,7 +109,10 @@ def _locations(text: str) -> Iterator[Location]:
 
 
 def _is_in_repository(location: Location) -> bool:
-    """Return whether a line exists in a file of the repository; links out of it do not count."""
+    """Return whether a line exists in a file of the repository.
+
+    A symbolic link to a file outside of the repository does not count.
+    """
     with suppress(Malformed, OSError, ValueError):
         folders = location.path.resolve().relative_to(Path.cwd().resolve()).parts[:-1]
         if any(name.startswith(".") or name in _FOREIGN_FOLDERS for name in folders):

@@ -171,7 +171,7 @@ def template_environment(package: str, folder: str) -> Environment:
 
 
 def anchor(result: Result) -> str:
-    """Return the fragment of the address of a result: the case and the backend.
+    """Return the URL fragment of a result's section: the case and the backend.
 
     An invalid case has one section for all backends.
     """

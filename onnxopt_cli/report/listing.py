@@ -35,7 +35,7 @@ _MAX_SHOWN_ELEMENTS = 12
 
 
 def case_table(cases: Sequence[Case]) -> Table:
-    """Return cases with their operators and descriptions."""
+    """Return a table of cases with their operators and descriptions."""
     rows = [
         (case.id, ", ".join(case.operators or ()), Text(printable(case.about), "dim"))
         for case in cases
@@ -44,7 +44,7 @@ def case_table(cases: Sequence[Case]) -> Table:
 
 
 def backend_table(backends: Sequence[KnownBackend]) -> Table:
-    """Return the named backends, with their versions or the reasons why they are unavailable."""
+    """Return a table of backends, with their versions or the reasons why they are unavailable."""
     rows = []
     for backend in backends:
         problem = f"not available: {backend.problem}" if backend.problem else ""
@@ -180,7 +180,7 @@ def heading(text: str) -> Padding:
 
 
 def section(title: str, rows: Iterable[Sequence[Text | str]]) -> Iterable[RenderableType]:
-    """Yield a heading and a table without lines; yield nothing without rows."""
+    """Yield a heading and a table without borders; for no rows, yield nothing."""
     table = WordTable(box=None, show_header=False, padding=(0, 2), pad_edge=True)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
@@ -198,8 +198,8 @@ _VERDICT_WIDTH = max(map(len, RuleOutcome))
 def rule_line(finding: RuleResult) -> RenderableType:
     """Return a line for a rule of the backend protocol, with its verdict and finding.
 
-    If the rule is violated, the remedy is added. The option to add to the backend's specification
-    is not included.
+    If the rule is violated, the line also states the remedy, but not the option to add to the
+    backend's specification.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_VERDICT_WIDTH)

@@ -21,13 +21,13 @@ from onnxopt_cli.report.view.verdict import count_columns, counted, in_words
 
 #: GitHub accepts comments of up to 65,536 characters, and step summaries of up to 1 MiB.
 _MAX_REPORT_CHARS = 60_000
-#: The largest number of characters of the causes, of the counts, and of the problems of files.
+#: The largest number of characters of each of these parts: causes, counts, and problems of files.
 _MAX_PART_CHARS = 8_000
-#: The largest number of characters of the lists of changes, of expected failures, and of reasons.
+#: The largest number of characters of each of these lists: changes, expected failures, and reasons.
 _MAX_LIST_CHARS = 3_000
 #: Number of characters that are reserved for the parts after the failures.
 _REST_CHARS = 2_500
-#: The largest number of characters of one failure's text.
+#: The largest number of characters of the text of a failure.
 _MAX_TEXT_CHARS = 4_000
 #: The largest number of characters of the description of a cause.
 _MAX_CAUSE_CHARS = 1_000

@@ -134,7 +134,7 @@ def _attribute_rows(schemas: Sequence[defs.OpSchema]) -> Iterator[tuple[str, str
 
 
 def _attribute_text(schema: defs.OpSchema, name: str) -> tuple[str, str] | tuple[()]:
-    """Return type and default of an attribute in a version; empty if the version lacks it."""
+    """Return an attribute's type and default; empty if this version has no such attribute."""
     entry = schema.attributes.get(name)
     if entry is None:
         return ()

@@ -156,8 +156,8 @@ def cause_table(groups: Sequence[FailureGroup], examples: int) -> Iterable[Rende
     Args:
         groups: the failures by cause. If there are many groups, the table does not list all of
             them, but only counts the rest.
-        examples: number of groups, from the first on, of which the report shows an example below
-            the table. The row of any other group names an example.
+        examples: for this number of groups, counted from the first, the report shows an example
+            below the table. The row of any other group names an example.
     """
     backends = [*filter(None, dict.fromkeys(group.backend for group in groups))]
     count = sum(len(group.results) for group in groups)
@@ -421,7 +421,7 @@ def plain_table(
 
 
 def summary_table(view: RunView) -> Table | None:
-    """Return the counts by operator; None if there are many operators and no failures.
+    """Return a table of outcomes by operator; None if there are many operators and no failures.
 
     If there are many operators, the table shows only the operators with the most failures.
     """
@@ -454,7 +454,7 @@ def summary_table(view: RunView) -> Table | None:
 
 
 def duration_table(results: Sequence[Result], count: int) -> Table:
-    """Return the slowest cases in order of decreasing time."""
+    """Return a table of the slowest cases in order of decreasing time."""
     ran = [result for result in results if result.outcome is not Outcome.NOT_RUN]
     slowest = sorted(ran, key=lambda result: -result.seconds)[:count]
     rows = [(result.case, result.backend, f"{result.seconds:.4f} s") for result in slowest]
@@ -462,7 +462,7 @@ def duration_table(results: Sequence[Result], count: int) -> Table:
 
 
 def capability_table(view: RunView) -> Table | None:
-    """Return the counts by capability; None if all outcomes are harmless."""
+    """Return a table of outcomes by capability; None if all outcomes are harmless."""
     used, rows = count_columns(view.capabilities)
     if not rows or not any(row.failing for row in view.operators):
         return None

@@ -55,7 +55,7 @@ class Accuracy:
     def of(
         cls, backend: str, operator: str, output: str, provenance: Provenance, diffs: Sequence[Diff]
     ) -> Accuracy:
-        """Summarize the comparisons of an output in all cases, at least one."""
+        """Summarize the comparisons of an output in all cases; ``diffs`` must not be empty."""
         return cls(
             backend,
             operator,

@@ -1,4 +1,4 @@
-"""Group failures by cause: by the explanation of failures, or by the similarity of messages.
+"""Group failures by cause: by their explanations, or by the similarity of their messages.
 
 Messages with the same cause often differ only in names, numbers and shapes of a case. The *pattern*
 of a message is the message with placeholders for these parts. A report lists failures with the same
@@ -80,7 +80,7 @@ class FailureGroup:
         backend: the backend's name; empty for invalid cases, which are not the fault of a backend.
         cause: description of the common cause.
         operator: the operator of explained failures; empty for unexplained failures.
-            known_mistakes: the known mistakes that explain the failures; may be empty.
+        known_mistakes: the known mistakes that explain the failures; may be empty.
         results: the failures, the most informative one first.
     """
 
@@ -92,7 +92,7 @@ class FailureGroup:
 
     @property
     def more(self) -> str:
-        """A command that shows the effect of the known mistakes; empty without mistakes."""
+        """A command that shows the effect of the known mistakes; empty without known mistakes."""
         return mistake_command(self.operator, self.known_mistakes)
 
     @property
@@ -208,7 +208,7 @@ def _rank(group: FailureGroup) -> tuple[int, int]:
 
 
 def mistake_command(operator: str, mistakes: Sequence[str]) -> str:
-    """Return a command that shows the effect of known mistakes; empty without mistakes."""
+    """Return a command that shows the effect of known mistakes; empty for an empty list."""
     if not mistakes:
         return ""
     words = [word for name in mistakes for word in ("--mistake", name)]

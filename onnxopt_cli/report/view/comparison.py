@@ -183,7 +183,7 @@ def _direction(before: Result | None, now: Result | None) -> Direction:
 
 
 def _rank(result: Result) -> float:
-    """Return the rank of an outcome; larger is worse. A flaky result ranks before a failure."""
+    """Return the rank of an outcome; larger is worse. Flaky failures rank before other failures."""
     rank = _RANKS.get(result.outcome, _WORST)
     return min(rank, 2.5) if result.flaky else rank
 

@@ -33,12 +33,12 @@ from onnxopt_cli.core.tolerance import (
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.suites.collect import is_suite
 
-#: With these words, at the end of a sentence, a shortened report refers to the complete reports.
+#: The end of a sentence with which a shortened report refers to the complete reports.
 ELSEWHERE = "the JSON, JUnit and HTML reports are complete"
 # The largest number of characters in a line of a shortened message.
 _MAX_LINE_CHARS = 500
-# The largest number of characters that a headline shows of the first line of a message, and of its
-# last line.
+# A headline shows at most this number of characters of the first line of a message, and as many of
+# its last line.
 _MAX_HALF_CHARS = 200
 # The largest number of lines of a message that is not shortened.
 _MAX_WHOLE_LINES = 3
@@ -53,7 +53,7 @@ class OutputView:
     """The comparison of an output with its expected value, in words for a reader.
 
     Attributes:
-        name: the name of the output, with the path of the part.
+        name: the name of the output; for a part of an output, with the path of the part.
         kind: expected type and shape.
         agrees: whether the output is as expected.
         finding: the result in words: ``expected, but is float64[2]``, ``3 of 4 off``,
