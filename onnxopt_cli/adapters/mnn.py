@@ -10,8 +10,8 @@
 
 MNN has no 64-bit integers and no booleans. MNN's converter declares such tensors as int32, and this
 adapter exchanges int32 arrays with MNN. The package ``MNN.tools`` must not be imported, because it
-calls pip and connects to a server. The adapter calls the native converter that the package wraps,
-which does neither.
+calls pip and connects to a server. The adapter calls the native converter that the package wraps.
+The native converter does neither.
 """
 
 import os

@@ -7,7 +7,7 @@
 # runtime = "onnxruntime-web"
 # program = true
 # ///
-"""ONNX Runtime Web in Node.js, which computes on the CPU in WebAssembly, with one thread.
+"""ONNX Runtime Web in Node.js; it computes on the CPU in WebAssembly, with one thread.
 
 ``onnxruntime_web.cjs`` implements the protocol of commands. This file replaces its own process with
 Node.js, which runs ``onnxruntime_web.cjs``.

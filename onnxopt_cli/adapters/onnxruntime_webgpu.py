@@ -8,8 +8,9 @@
 # ///
 """ONNX Runtime's WebGPU execution provider, on a Vulkan device.
 
-Mesa's lavapipe 22.3 lacks a feature that the provider requires. SwiftShader, which is a part of
-Chromium, runs on the CPU: ``VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json``.
+Mesa's lavapipe 22.3 lacks a feature that the provider requires. SwiftShader, a part of Chromium, is
+a Vulkan device on the CPU: ``VK_ICD_FILENAMES=/usr/lib/chromium/vk_swiftshader_icd.json`` selects
+it.
 
 The session forbids nodes to run on ONNX Runtime's own CPU provider. Therefore, a model is
 unsupported if the WebGPU provider does not support one of its nodes.

@@ -96,7 +96,7 @@ class ResultStore:
         return self._in_order(self._folder.glob(f"*/*/*{_LOG_SUFFIX}"))
 
     def logs_with_key(self, key: ResultKey, suite: str) -> Iterator[Log]:
-        """Yield the logs of a suite that have a key in their header, the oldest first."""
+        """Yield the logs of a suite whose header has the given key, the oldest first."""
         paths = self._suite_folder(key, suite).glob(f"*{_LOG_SUFFIX}")
         yield from (log for log in self._in_order(paths) if ResultKey.of(log.header) == key)
 

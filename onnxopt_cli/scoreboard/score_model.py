@@ -26,7 +26,7 @@ from onnxopt_cli.run.log.log_reader import Log
 from onnxopt_cli.scoreboard.result_store import ResultKey, ResultStore, holds_for
 from onnxopt_cli.scoreboard.scoreboard_file import ScoreboardFile, ScoredBackend
 
-#: This share of the elements loses at most the typical number of bits.
+#: At least this share of the elements loses at most the typical number of bits.
 TYPICAL_SHARE = 0.99
 _CONTESTED = "contested"
 _DIGITS = re.compile(r"(\d+)")
@@ -402,7 +402,7 @@ def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
 
 
 def _agreements(columns: Sequence[Column]) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return the other labels with the same wrong result, for each label and case."""
+    """Return, by label and case, the labels of other backends with the same wrong result."""
     failing: defaultdict[str, list[Result]] = defaultdict(list)
     for column in columns:
         for result in column.record.results:

@@ -121,7 +121,7 @@ def read_scoreboard_file(path: Path) -> ScoreboardFile:
 
 
 class _Reader:
-    """A reader of the fields of a scoreboard file, which collects their problems.
+    """Reads the fields of a scoreboard file, and collects their problems.
 
     Args:
         path: the file.
@@ -191,7 +191,7 @@ class _Reader:
         return default
 
     def _texts_of(self, table: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-        """Return the distinct texts of a list in the file; empty after a problem."""
+        """Return the texts of a list in the file; empty if the list is invalid."""
         values = table[keys[-1]]
         if not isinstance(values, list) or not values:
             self._report(f"{keys[-1]} is not a list of texts", *keys)
@@ -215,7 +215,7 @@ class _Reader:
         )
 
     def _specifications(self, label: str, written: object) -> tuple[str, ...]:
-        """Return the specifications of a backend; empty after a problem."""
+        """Return the specifications of a backend; empty if its entry in the file is invalid."""
         place = ("backends", label)
         if not label.strip() or len(label) > _MAX_LABEL_CHARS:
             problem = f"a label has 1 to {_MAX_LABEL_CHARS} characters, not {len(label)}"
