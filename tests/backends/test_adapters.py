@@ -179,7 +179,10 @@ def write_case(operator, name, name_out):
 
 
 def leftovers(cache):
-    """Return the names in the folders of adapters; after an installation: one, ``environment``."""
+    """Return the names of the entries in the folders of adapters.
+
+    After an installation, the only name is ``environment``.
+    """
     return [path.name for path in cache.glob("adapters/*/*")]
 
 

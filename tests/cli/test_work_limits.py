@@ -94,7 +94,7 @@ def test_log_does_not_read_oversized_files(workplace, onnxopt, caplog):
     assert "input_1.pb has 42949672960 bytes" in caplog.text
     assert "1 pass" in answer.out
     assert time.monotonic() - began < 20
-    # The log identifies a file that is too large to be read by its size.
+    # If a file is too large to be read, the log identifies the file by its size.
     snapshot = log_header.FileSnapshot()
     path = str(workplace / "some" / "large" / "test_data_set_0" / "input_1.pb")
     snapshot.digest(path)

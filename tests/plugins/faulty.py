@@ -75,7 +75,7 @@ read_only_arrays = each(read_only)
 
 
 class InTurn:
-    """A backend that imitates another backend: R is the index of its name in WAYS."""
+    """A backend that imitates the backend whose name has the index R in WAYS."""
 
     def run(self, model, inputs):
         name = os.environ["WAYS"].split()[int(inputs["R"])]
@@ -161,7 +161,7 @@ class SumsInSingle:
 
 
 class SumsInOwnType(SumsInSingle):
-    """A backend that adds the terms in the type of the operands instead."""
+    """A backend that adds the terms one by one, in the type of the operands."""
 
     def sum_type(self, operand):
         return operand.dtype

@@ -1,7 +1,7 @@
 """Adam in the reformulations of public libraries, and wrong variants.
 
 The reformulations add epsilon where ONNX adds it, and are correct. If a library computes Inf - Inf,
-the result is NaN.
+its result is NaN.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from onnxopt_cli.report.view.result_view import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
 # Matches commands to GitHub, Azure and TeamCity, and attachments of Jenkins and GitLab. CI runners
-# ignore the white space before a command, which includes all white space of .NET.
+# ignore all characters before a command that .NET considers white space.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[|\[\[ATTACHMENT\|", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}
@@ -211,7 +211,7 @@ def test_screen_of_any_width_contains_no_command_to_a_ci_server(run, width):
         console.print(
             failure_panel(view.result(failing_result), failing_result.message, complete=True)
         )
-        # The stream must also make text printable that is written in parts.
+        # The stream must make text printable even if the text is written in parts.
         console.print(failing_result.message, soft_wrap=True)
         stream.write("error: ")
         stream.write(f"{failing_result.message}\n")

@@ -448,7 +448,7 @@ def test_condition_estimate_is_read_from_the_cache(onnxopt, tmp_path, backend, c
     assert cache().stat().st_ctime_ns == written
     (cache().parent / "index.json").write_text('{"a": [1e999, 1, 1, "x"]}')
     assert onnxopt(*run).code == 1
-    # The index can be changed only by the user. After the test has changed it, the changed entry is
+    # Only the user can change the index. After the test has changed the index, the changed entry is
     # used.
     widen(cache())
     sign(cache())

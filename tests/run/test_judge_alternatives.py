@@ -1,4 +1,4 @@
-"""Outputs are judged by the right result that they match, which may be an alternative."""
+"""Outputs that match an alternative right result are judged by this alternative."""
 
 from pathlib import Path
 

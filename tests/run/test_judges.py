@@ -17,8 +17,8 @@ from places import REPOSITORY
 
 from onnxopt_cli.run import runner
 
-# If X is 7, the formula executes the inserted statement: it kills its process, interrupts the
-# parent of its process, or returns another result in each call.
+# If X is 7, the formula executes the inserted statement. The statement kills the process,
+# interrupts the parent of the process, or makes each call return another result.
 OPERATOR = """\
 import os, signal
 from pathlib import Path

@@ -82,9 +82,9 @@ def loss_in_double(parameters, batch):
 
 
 def descent(outputs, inputs, name):
-    """Return by how much the first step reduces a parameter, without the weight decay.
+    """Return the amount by which the first step reduces a parameter, without the weight decay.
 
-    The rate is 1, so this is the gradient of the loss.
+    The rate is 1, so the amount is the gradient of the loss.
     """
     decay = np.float64(np.float32(1e-4)) * inputs[name]
     return np.float64(inputs[name]) - outputs[f"{name}_new"] - decay

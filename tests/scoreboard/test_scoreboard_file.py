@@ -80,7 +80,7 @@ def test_site_is_not_written_through_links(onnxopt, workplace):
     (workplace / "elsewhere").mkdir()
     (workplace / "site").mkdir()
     (workplace / "site" / "cases").symlink_to("../elsewhere")
-    # A list of files that is too large does not disturb the command.
+    # An oversized list of files does not disturb the command.
     with (workplace / "site" / "scoreboard-files.json").open("wb") as file:
         file.truncate(40 << 30)
     answer = onnxopt("scoreboard", "board.toml")

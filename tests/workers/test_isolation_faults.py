@@ -95,7 +95,7 @@ def test_dying_backend_fails_one_case_as_crash(faults, way, says):
 
 def test_backend_that_dies_after_its_response_is_one_crash(demo):
     run = run_to_end(demo, "DiesAfterTheResponse")
-    # The case runs again, because the thread of the backend could be a leak. On a slow machine, the
+    # The case runs again, to find out whether it leaks a thread in each run. On a slow machine, the
     # backend dies between two cases or in the next case.
     (failure,) = [result for result in run.results.values() if result["outcome"] != "pass"]
     assert failure["outcome"] == "crash"

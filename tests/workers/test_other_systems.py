@@ -103,7 +103,7 @@ def test_suites_conform_without_a_type_wider_than_double(tmp_path):
 
 @pytest.mark.slow
 def test_verdicts_are_equal_without_a_type_wider_than_double(onnxopt, workplace):
-    """All outputs have errors of some ulps, of which only some are within the tolerance."""
+    """All outputs have errors of a few ulps. Only some of the errors are within the tolerance."""
     Path("rough.py").write_text(ROUGH)
     command = ["run", "conformance", "-k", "double", "-b", "python:rough.py:Backend"]
     command += ["--shard", "1/9", "--isolation", "none", "--no-explain", "--report"]

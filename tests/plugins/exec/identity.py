@@ -1,4 +1,4 @@
-"""A command that supports Identity. It breaks the rule that its argument names, if any."""
+"""A command that supports Identity. An optional argument selects a rule that it breaks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def demo(workplace):
 
 @pytest.fixture
 def run(demo, onnxopt):
-    """Return a function that runs the demo on a backend with expectation files of given texts."""
+    """Return a function that runs the demo on a backend, given the texts of expectation files."""
 
     def call(name, *texts, more=()):
         paths = [demo / f"layer{number}.yaml" for number in range(len(texts))]
@@ -374,6 +374,6 @@ def test_expectation_files_of_the_documents_are_valid(run):
     blocks = re.findall(r"```yaml\n(onnxopt-expect.+?)```", (DOCS / "ci.md").read_text(), re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:
-        # The run does not contain the suites that the file names, so its entries are stale.
+        # The run does not contain the suites that the file names, so the file's entries are stale.
         answer = run("numpy", re.sub("(?m)^suites:.*$", "", block))
         assert answer.code in {0, 1}, answer.text

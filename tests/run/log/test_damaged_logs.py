@@ -29,7 +29,7 @@ def demo(workplace):
 
 @pytest.fixture
 def shard(demo, onnxopt):
-    """Write the log of a run with one error, which is a single shard, and return its records."""
+    """Write the log of a single shard, whose run has one error; return the records of the log."""
     assert onnxopt(*ARGUMENTS, "--log", "run.jsonl").code == 1
     return records(demo / "run.jsonl")
 
@@ -269,7 +269,8 @@ def test_backend_that_writes_to_the_log_is_detected(tmp_path, onnxopt, monkeypat
     assert "another program wrote to it" in run.err
     monkeypatch.chdir(tmp_path)
     if name == "Replaces":
-        # onnxopt writes nothing to the file that replaced the log, not even that it is unreliable.
+        # onnxopt writes nothing to the file that replaced the log, not even that the log is
+        # unreliable.
         return
     for arguments in (
         ("report", "render", "run.jsonl", "--report", "badge=-"),

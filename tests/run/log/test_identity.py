@@ -143,7 +143,7 @@ CHANGES = {
 
 
 def arguments_for(name):
-    """Return the arguments of a run that reads the file, and the prefix of the logs of the run."""
+    """Return the arguments of a run that reads the file, and the prefix of that run's logs."""
     return (ARGUMENTS, "") if name.endswith(".py") else (WITHOUT_PLUGIN, "light-")
 
 

@@ -101,7 +101,7 @@ def test_report_equals_that_of_one_machine_except_times(two, tmp_path):
 
 
 def write_folder(folder):
-    """Write two case files with a failing case; their size makes two processes read them."""
+    """Write two case files, each with a failing case; each is read by a process of its own."""
     folder.mkdir()
     for name in ("first", "second"):
         write_cases(folder, RATES)
