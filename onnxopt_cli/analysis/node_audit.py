@@ -53,7 +53,11 @@ from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.expected import Expected
 from onnxopt_cli.oracle.oracles import Oracles, resolved
-from onnxopt_cli.oracle.reference_code import reference_functions, uncalled_functions
+from onnxopt_cli.oracle.reference_code import (
+    preparing_functions,
+    reference_functions,
+    uncalled_functions,
+)
 from onnxopt_cli.oracle.reference_oracle import ReferenceOracle
 from onnxopt_cli.run.executors import open_executors
 from onnxopt_cli.workers.forked_processes import memory_limit
@@ -295,6 +299,7 @@ def _mutants_with_proofs(
         mutants[mutant.name] = mutant, reason
     functions = reference_functions(domain, op_type, opset)
     uncalled = uncalled_functions(domain, op_type, opset)
+    preparing = preparing_functions(domain, op_type, opset)
     changes = [mutant for function in functions for mutant in code_mutants(function)]
     step = max(1.0, len(changes) / _MAX_CODE_MUTANTS)
     chosen = dict.fromkeys(
@@ -302,7 +307,13 @@ def _mutants_with_proofs(
     )
     for change in (changes[index] for index in chosen):
         reason = _UNCALLED if change.function in uncalled else ""
-        mutant = NodeMutant(change.name, MutantKind.REFERENCE, change.about, code=change)
+        mutant = NodeMutant(
+            change.name,
+            MutantKind.REFERENCE,
+            change.about,
+            code=change,
+            at_preparation=change.function in preparing,
+        )
         # Two functions may have the same name although only one of them is called. Then the mutant
         # of the called function is kept.
         if change.name not in mutants or (mutants[change.name][1] and not reason):

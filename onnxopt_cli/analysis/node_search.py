@@ -131,7 +131,11 @@ def search_nodes(
             if timeouts >= MAX_TIMEOUTS:
                 yield index
                 distinctions = limit
-            elif outputs is not None and not failure and may_differ(variation.outputs, outputs):
+            elif (
+                failure != TIMEOUT
+                and outputs is not None
+                and may_differ(variation.outputs, outputs)
+            ):
                 is_rejected = (
                     judge.rejects(index, outputs) if confirmations < _MAX_CONFIRMATIONS else None
                 )

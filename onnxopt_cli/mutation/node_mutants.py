@@ -97,6 +97,7 @@ class NodeMutant:
             the mutant.
         finish: changes the outputs of the correct operator; None to return them unchanged.
         code: the changed function of the correct operator; None for other kinds of defects.
+        at_preparation: whether the defect may take effect when the evaluator of a node is created.
         version: the other version in which the node is computed; None for other kinds of defects.
     """
 
@@ -106,12 +107,8 @@ class NodeMutant:
     change: Change | Computed | Recomputed = lambda node: node
     finish: Finish | None = None
     code: CodeMutant | None = None
+    at_preparation: bool = False
     version: int | None = None
-
-    @property
-    def at_preparation(self) -> bool:
-        """Whether the defect takes effect when the evaluator of a node is created."""
-        return self.code is not None and self.code.function.__name__ == "__init__"
 
     def outputs(
         self, model: onnx.ModelProto, inputs: Mapping[str, Value], compute: Compute

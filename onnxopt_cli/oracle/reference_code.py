@@ -37,6 +37,8 @@ _UNJUDGED = {
     "LinearClassifier": {"compute_probit"},
     "SVMClassifier": {"compute_probit"},
 }
+# Names of the methods that are called when the evaluator of a node is created.
+_PREPARING = ("__init__", "need_context")
 # Functions that find attributes by names that need not occur in the code.
 _DYNAMIC = frozenset({"__dict__", "eval", "getattr", "globals", "vars"})
 # Names by which a method calls the methods of base classes.
@@ -119,6 +121,32 @@ def uncalled_functions(domain: str, op_type: str, opset: int) -> frozenset[Funct
     # All closures of one definition share its code.
     codes = {function.__code__ for function in functions if function not in uncalled}
     return frozenset(function for function in uncalled if function.__code__ not in codes)
+
+
+@cache
+def preparing_functions(domain: str, op_type: str, opset: int) -> frozenset[FunctionType]:
+    """Return the functions that may be called when the evaluator of an operator is created.
+
+    A function counts as called if a method of :data:`_PREPARING`, or another such function,
+    contains its name. The arguments are those of :func:`reference_functions`.
+    """
+    remaining = {*reference_functions(domain, op_type, opset)}
+    preparing: set[FunctionType] = set()
+    with replaced(*replacements()):
+        implementation = _implementation(domain, op_type, opset)
+        if implementation is None:
+            return frozenset()
+        aliases = _aliases(implementation)
+        names = {*_PREPARING}
+        while called := {
+            function
+            for function in remaining
+            if not names.isdisjoint({function.__name__, *aliases.get(function, ())})
+        }:
+            remaining -= called
+            preparing |= called
+            names = {name for function in called for name in _names_from(function, implementation)}
+    return frozenset(preparing)
 
 
 def _is_special(name: str) -> bool:

@@ -285,6 +285,46 @@ def test_search_for_a_slow_mutant_ends_after_two_nodes(leaky_search, monkeypatch
     assert (result.nodes, result.examined) == ([1], 2)
 
 
+def fail(_outputs):
+    raise IndexError
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        fail,
+        lambda _outputs: [],
+        lambda outputs: [*outputs, *outputs],
+        lambda outputs: [output.astype(np.float64) for output in outputs],
+        lambda outputs: [output.tolist() for output in outputs],
+        lambda outputs: [None for _ in outputs],
+    ],
+)
+def test_mutant_without_valid_outputs_is_distinguished(leaky_search, finish):
+    batch, evaluators, _ = leaky_search
+    wrong = NodeMutant("wrong", MutantKind.TYPE, "Has no valid outputs.", finish=finish)
+    forms = {"wrong": {variation.opset: wrong for variation in batch}}
+    (result,) = search_nodes(forms, batch, evaluators, str)
+    assert (result.nodes, result.examined) == ([0], 1)
+
+
+def test_mutants_of_functions_that_prepare_a_node_take_effect():
+    cases = [
+        case
+        for operator in ("RNN", "TfIdfVectorizer")
+        for case in onnxopt_cli.load_cases("onnx-node", operators=[operator])
+    ]
+    trials, _ = find_node_trials(cases, Judging(), 1, lambda *_: None)
+    for operator, function in (("RNN", "choose_act"), ("TfIdfVectorizer", "populate_grams")):
+        mutants = [
+            name
+            for name in implementation_names("automatic", trials[operator])
+            if name.startswith(function)
+        ]
+        outcomes = outcomes_on_trials(mutants, "automatic", trials[operator], thorough=False)
+        assert any(not outcome.survives for outcome in outcomes), function
+
+
 def test_nodes_that_are_not_judged_are_not_counted_as_examined(leaky_search, monkeypatch):
     batch, evaluators, _ = leaky_search
     monkeypatch.setattr(node_search, "_MAX_CONFIRMATIONS", 1)

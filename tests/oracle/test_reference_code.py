@@ -10,7 +10,11 @@ from onnx import defs
 
 from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.patching import corrected
-from onnxopt_cli.oracle.reference_code import reference_functions, uncalled_functions
+from onnxopt_cli.oracle.reference_code import (
+    preparing_functions,
+    reference_functions,
+    uncalled_functions,
+)
 from onnxopt_cli.suites.operators.generators import draw_seeded
 from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
@@ -48,15 +52,21 @@ def test_functions_that_check_types_are_left_out():
     assert not any(name.startswith("OpRun") and name.endswith(".run") for name in names("Add"))
 
 
-def executed_functions(operator):
-    """Return the functions of an operator that run on generated nodes, and the uncalled functions.
+def newest_schema(operator):
+    return defs.get_schema(operator, domain="ai.onnx.ml" if operator in ML else "")
 
-    The functions of the second set are proven to be never called.
+
+def executed_functions(operator):
+    """Return the functions of an operator that run on generated nodes.
+
+    The first set contains the functions that run when evaluators are created, and the second set
+    contains the functions that compute nodes.
     """
-    schema = defs.get_schema(operator, domain="ai.onnx.ml" if operator in ML else "")
-    version = schema.domain, schema.name, schema.since_version
-    by_code = {function.__code__: function for function in reference_functions(*version)}
-    executed = set()
+    schema = newest_schema(operator)
+    functions = reference_functions(schema.domain, operator, schema.since_version)
+    by_code = {function.__code__: function for function in functions}
+    preparing, computing = set(), set()
+    executed = preparing
 
     def record(frame, event, _):
         if event == "call" and frame.f_code in by_code:
@@ -68,10 +78,13 @@ def executed_functions(operator):
             with corrected():
                 sys.setprofile(record)
                 try:
-                    ReferenceModel(problem.model).run(problem.inputs)
+                    executed = preparing
+                    evaluator = ReferenceModel(problem.model)
+                    executed = computing
+                    evaluator.run(problem.inputs)
                 finally:
                     sys.setprofile(None)
-    return executed, uncalled_functions(*version)
+    return preparing, computing
 
 
 @pytest.mark.parametrize(
@@ -82,9 +95,25 @@ def executed_functions(operator):
     ],
 )
 def test_functions_that_are_proven_uncalled_do_not_run(operator):
-    executed, uncalled = executed_functions(operator)
-    assert executed
-    assert not executed & uncalled
+    schema = newest_schema(operator)
+    preparing, computing = executed_functions(operator)
+    assert computing
+    uncalled = uncalled_functions(schema.domain, operator, schema.since_version)
+    assert not (preparing | computing) & uncalled
+
+
+@pytest.mark.parametrize("operator", ["Add", "Constant", "RNN", "Scan", "TfIdfVectorizer"])
+def test_functions_that_prepare_an_evaluator_are_found(operator):
+    schema = newest_schema(operator)
+    preparing, _ = executed_functions(operator)
+    assert preparing
+    assert preparing <= preparing_functions(schema.domain, operator, schema.since_version)
+
+
+def test_functions_that_only_compute_a_node_do_not_prepare_it():
+    preparing = {function.__name__ for function in preparing_functions("", "RNN", 22)}
+    assert "choose_act" in preparing
+    assert not preparing & {"_run", "_run_forward"}
 
 
 def test_uncalled_functions():
