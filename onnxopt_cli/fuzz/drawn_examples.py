@@ -161,7 +161,7 @@ def draw_node(source: Source, operator: Operator) -> NodeExample:
 
 
 def breaches(node: NodeExample) -> dict[str, tuple[Attributes, Inputs]]:
-    """Return attributes and inputs that violate a node's signature, by description."""
+    """Return invalid attributes and inputs of a node, by a description of the violation."""
     operator, attributes, inputs = node.operator, node.attributes, node.inputs
     wrong_attributes: dict[str, Attributes] = {}
     for item in operator.attributes:

@@ -202,7 +202,7 @@ class Finding:
 
     @property
     def subject(self) -> str:
-        """The subject of the kind; for a random graph, the operators of the smallest example."""
+        """The subject of the failure; for a random graph, the operators of the smallest example."""
         example = self.trial.example
         return example.subgraph if isinstance(example, RandomGraph) else self.kind.subject
 

@@ -648,7 +648,7 @@ _MISREADINGS = {
     "read as 0": _Misreading(_ANY, "fiub", "read as 0", np.zeros_like),
     "negated": _Misreading(_ANY, "b", "negated", np.logical_not),
     "first batch for all": _Misreading(
-        MutantKind.BATCH, "fiubOV", "those at index 0 of the first axis, everywhere", _first_batch
+        MutantKind.BATCH, "fiubOV", "replaced by those at index 0 of the first axis", _first_batch
     ),
     "first element for all": _Misreading(
         MutantKind.BROADCAST, "fiubOV", "all replaced by the first one", _first_element
@@ -686,7 +686,7 @@ def _value_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
         yield NodeMutant(
             f"{formal.name} aligned to the first axis",
             MutantKind.BROADCAST,
-            f"A vector {formal.name} is broadcast along the first axis, not the last.",
+            f"If {formal.name} is a vector, it belongs to the first axis, not to the last one.",
             partial(_aligned_left, index),
         )
 

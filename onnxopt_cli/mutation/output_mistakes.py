@@ -398,5 +398,5 @@ _CHANGES: dict[str, tuple[str, _OutputChange]] = {
         "moved by one position along the axis, the first to the last",
         partial(_shifted, -1, "axis")),
     "with the first batch for all": (
-        "those at index 0 of the first axis, everywhere", partial(_first_for_all, 0)),
+        "the values at index 0 of the first axis, repeated", partial(_first_for_all, 0)),
 }  # fmt: skip

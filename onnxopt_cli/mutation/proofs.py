@@ -182,7 +182,7 @@ PROOFS: Sequence[Proof] = (
         _is_matrix_parameter,
     ),
     Proof(
-        "The input has only one element: it lacks an order, a batch and other elements.",
+        "The input has only one element, so it has no order, no batches and no other elements.",
         re.compile(
             r"(\w+) (first (batch|element|value) for all|last value for all|only the last value|"
             r"reversed( along the (first|last) axis)?|last axes exchanged|sorted|rotated by one|"
@@ -201,7 +201,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_COUNTS),
     ),
     Proof(
-        "The input is a vector: it has no batches, and no two axes.",
+        "The input is a vector, so it has neither batches nor two axes.",
         re.compile(r"(\w+) (first batch for all|last axes exchanged)"),
         _input_among(_VECTORS),
     ),
@@ -240,7 +240,7 @@ PROOFS: Sequence[Proof] = (
         _named("IsNaN"),
     ),
     Proof(
-        "The function is not defined for these arguments: both results are NaN.",
+        "The function is undefined for the old and the new value: both results are NaN.",
         re.compile(r"\w+ (without infinity|clamped to 6)"),
         _named("Acos", "Asin", "Atanh"),
     ),

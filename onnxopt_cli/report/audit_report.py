@@ -87,14 +87,14 @@ def _equivalence(score: MutationScore) -> Iterable[str]:
     """Yield the number of equivalent mutants for each kind of evidence."""
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     if isinstance(score.operator, Operator):
-        yield f"{equivalent} more equal the formula on every input"
+        yield f"{equivalent} more are equal to the formula on every input"
         return
     if score.proven:
         yield f"{len(score.proven)} more are proven equivalent"
     unresolved = score.unresolved
     if equivalent > len(unresolved):
         resolved = equivalent - len(unresolved)
-        yield f"{resolved} more equal the operator on {RESOLVING_INPUTS:,} inputs"
+        yield f"{resolved} more are equal to the operator on {RESOLVING_INPUTS:,} inputs"
     if unresolved:
         least, most = _extremes(verdict.inputs for verdict in unresolved)
         inputs = f"{least:,}" if least == most else f"{least:,} to {most:,}"
@@ -120,7 +120,7 @@ def _smallest_margin(score: MutationScore) -> str:
     excess = short_error(nearest.largest)
     is_lower_bound = None in nearest.excess
     amount = f"at least {excess}" if is_lower_bound else excess
-    return f"smallest error / tolerance of the killed: {amount} ({nearest.name})"
+    return f"smallest error / tolerance of a killed mutant: {amount} ({nearest.name})"
 
 
 def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType]:

@@ -355,7 +355,7 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     exact = counts[0] if counts else 0
     says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
     if not_finite := sum(row.not_finite for row in rows):
-        says += f" {not_finite} are finite on one side only."
+        says += f" {not_finite} are finite in only one of the two results."
     # Each bar counts the distances with one number of bits, and is labelled with the smallest of
     # these distances.
     bars = [
@@ -429,7 +429,7 @@ def _curve_chart(curves: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
 
 
 def _log_scale(least: float, most: float) -> tuple[Callable[[float], float], list[float]]:
-    """Return the function from numbers to y coordinates of a logarithmic axis, and its ticks."""
+    """Return a logarithmic y axis: a function from numbers to coordinates, and the ticks."""
     low, high = math.log10(least), math.log10(max(most, 10 * least))
 
     def y(number: float) -> float:

@@ -87,7 +87,7 @@ xunit_report = partial(junit_report, places=False)
 
 
 def _read_as(name: str) -> str:
-    """Return a name in lower case and without surrounding spaces, as some readers compare names."""
+    """Return a name as some readers compare it: in lower case, without surrounding spaces."""
     return name.strip().casefold()
 
 

@@ -232,7 +232,9 @@ def _wrong_lines(located: Located, folders: Folders, backends: Sequence[str]) ->
     for backend, names in located.subgraph.items():
         on = f" on {printable(backend)}" if several else ""
         yield Text.assemble(("wrong together ", "bold red"), f"{some_of(names, _MAX_LISTED)}{on}")
-        yield Text("  each node is right alone: the backend replaces or reorders the nodes wrongly")
+        yield Text(
+            "  each node is right by itself: the backend replaces or reorders the nodes wrongly"
+        )
         if folder := folders.get(("", backend)):
             yield _again_line(folder, texts[backend])
 

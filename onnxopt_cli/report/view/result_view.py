@@ -331,7 +331,7 @@ def repeat_command(result: Result, options: Mapping[str, Any], backend: str = ""
     line = command_line([*words, *operator_options(result.operators)])
     if len(line) > _MAX_COMMAND_CHARS:
         # A truncated command would run other cases.
-        return f"# a command of {len(line)} characters, not shown: -k takes the case's id"
+        return f"# the command has {len(line)} characters and is not shown; -k takes the case's id"
     return line
 
 

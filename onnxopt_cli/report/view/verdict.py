@@ -25,7 +25,7 @@ Word = TypeVar("Word", bound=str)
 
 
 class Conformity(StrEnum):
-    """Conformity of a backend in a run; only ``CONFORMS`` means that every result is a pass."""
+    """Conformity of a backend in a run; only with ``CONFORMS``, all cases that apply pass."""
 
     CONFORMS = "conforms"
     EXPECTED_FAILURES = "fails only as expected"
@@ -92,7 +92,7 @@ def counts_by_label(results: Iterable[Result]) -> dict[str, int]:
 
 
 def counted(words: Iterable[Word], occurring: Iterable[Word | None]) -> dict[Word, int]:
-    """Return how often each word occurs, in the given order, without zeros."""
+    """Return how often each of ``words`` occurs; words that do not occur are omitted."""
     counts = Counter(occurring)
     return {word: counts[word] for word in words if counts[word]}
 
