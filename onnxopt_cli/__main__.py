@@ -22,7 +22,7 @@ def main() -> None:
 
 def _end_at_signals() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # Windows has no SIGHUP. If the parent process has set a signal to be ignored, it stays
+        # Windows has no SIGHUP. A signal that the parent process has set to be ignored stays
         # ignored.
         number = getattr(_signal, name, None)
         if number is not None and _signal.getsignal(number) != _signal.SIG_IGN:

@@ -325,8 +325,8 @@ def explain(
         results: the results of a run. Include the passes, because they rule out mistakes.
         cases: the cases that ran; None to load them again from their locations.
         judging: how the run judged outputs.
-        seconds: time limit of each of three searches. The first two search operators with a formula
-            for known mistakes, and then for other causes. The third searches operators without a
+        seconds: time limit of each of three searches: for known mistakes in operators with a
+            formula, for other causes in these operators, and for causes in operators without a
             formula. None for the default limits, which depend on the run's time and on the number
             of operators.
         progress: called with the current step of the search.
@@ -444,11 +444,16 @@ def locate(
 
 
 def first_wrong_nodes(session: Session, seconds: float) -> Iterator[tuple[Result, str]]:
-    """Yield, for each backend, the first failing model of several nodes and its first wrong node.
+    """Find the first wrong node of the first failing model on each backend.
+
+    Models of a single node are left out.
 
     Args:
         session: a session whose cases have run.
         seconds: the time limit for each backend.
+
+    Yields:
+        The result of the model, and a text that names the node, its operator and the cause.
     """
     config, plan = session.config, session.plan
     cases = {case.id: case for case in plan.cases}
@@ -501,8 +506,8 @@ def audit(
     Args:
         cases: from :func:`load_cases`.
         judging: how outputs are judged.
-        operators: of the operators without a formula, the names of those to audit; empty for all
-            that occur in the cases.
+        operators: names of the operators without a formula to audit; empty for all that occur in
+            the cases. Operators with a formula are always audited.
         jobs: number of processes.
         thorough: whether the audit also looks for redundant cases; the audit then takes many times
             as long.

@@ -116,7 +116,7 @@ def _in_words(error: OnnxoptError) -> str:
 
 
 class _Cases(pytest.Collector):
-    """All selected cases."""
+    """Collects a test for each selected case on each backend."""
 
     def __init__(self, *, selection: _Selection, **others: Any) -> None:
         super().__init__(**others)
@@ -128,7 +128,7 @@ class _Cases(pytest.Collector):
             needs = capabilities_of(case)
             for backend in self._backends:
                 on = f"[{backend_name(backend)}]" if len(self._backends) > 1 else ""
-                # pytest prints the name as it is.
+                # pytest prints names without escaping them.
                 name = printable(f"{case.id}{on}")
                 item = CaseItem.from_parent(self, name=name, case=case, backend=backend)
                 for marker in (MARKER, *needs):

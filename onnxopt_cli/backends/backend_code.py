@@ -4,9 +4,9 @@ The source snapshot of a Python file consists of the file itself and the modules
 imports, recursively. The snapshot of a module in a package consists of all code of the package. The
 snapshot of a command consists of its program, and of each file that an argument names, as in
 ``FILE`` or ``--config=FILE``. The snapshot of an adapter consists of the adapter's file, JavaScript
-programs with the same name, and the lock files. If the file is a user's own, the snapshot includes
-the modules in the file's folder that the file imports. Other files that a backend loads, such as
-weights and libraries, are not included.
+programs with the same name, and the lock files. If the adapter is a user's own, the snapshot also
+includes the modules that the adapter's file imports from its own folder. Other files that a backend
+loads, such as weights and libraries, are not included.
 
 The check of file owners covers more: all files from which a specification can run code. They are:
 

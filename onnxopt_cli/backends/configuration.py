@@ -397,7 +397,7 @@ def backend_of_table(name: str, written: Mapping[str, Any], folder: Path) -> str
 
 
 def _option_fault(kind: str, key: str, value: object) -> str:
-    """Return why an option is invalid; omit the option's value, which may be a secret."""
+    """Return why an option is invalid, without its value, which may be a secret; empty if valid."""
     if "=" in key:
         return "with = in its name"
     if not isinstance(value, (str, int, float)):

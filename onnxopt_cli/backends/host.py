@@ -106,7 +106,7 @@ class Response:
         opset: the older opset in which the backend ran the model; 0 if the model ran in its own
             opset.
         earlier: whether an earlier request may have caused the failure, so that a new worker must
-            run the request again.
+            run this request again.
         changed: names of the inputs that the backend modified.
         leak: a description of leaked resources; empty without a leak.
         seconds: wall time in the backend.

@@ -138,7 +138,7 @@ def _returned(evaluator: ReferenceEvaluator, inputs: Mapping[str, Value]) -> lis
 
 
 def _unwrapped(value: object, declared: onnx.TypeProto) -> object:
-    """Return the element of an optional, which the evaluator's Optional wraps in a list."""
+    """Return an output; unwrap the element of an optional that the evaluator wraps in a list."""
     if not declared.HasField("optional_type") or not isinstance(value, list) or len(value) != 1:
         return value
     holds_sequence = declared.optional_type.elem_type.HasField("sequence_type")

@@ -1,4 +1,4 @@
-r"""The syntax of backend specifications: a name, attribute, command or adapter, and options.
+r"""Parse backend specifications: a name, attribute, command or adapter, with options.
 
 ::
 

@@ -44,7 +44,7 @@ def complete_target(
 def complete_subject(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
-    """Offer operators, suites and paths."""
+    """Offer operators or, if none matches, suites and paths."""
     operators = complete_operator(context, parameter, typed)
     return operators or complete_target(context, parameter, typed)
 

@@ -16,7 +16,7 @@ from onnxopt_cli.backends.configuration import (
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import UsageError
 
-# Metavars of parameters that are declared as text, but accept a path, or a text that ends in "="
+# Metavars of parameters that are declared as text, although their value is a path, or ends in "="
 # and a path.
 _PATHS = {"FORMAT=PATH", "[PATH|SUITE|ID]..."}
 
@@ -74,7 +74,7 @@ def apply_configuration(
         profile: name of the profile that overrides settings; None for no profile.
 
     Returns:
-        The place of the value in the file, for each parameter that the file sets.
+        For each parameter that the file sets, by name, the place of the value in the file.
 
     Raises:
         UsageError: if an option does not accept its value, or the profile does not exist.

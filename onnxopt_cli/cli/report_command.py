@@ -53,7 +53,7 @@ def command() -> None:
 def render(saved: Path, reports: tuple[str, ...], baseline: Path | None) -> int:
     """Write reports of a saved run.
 
-    The run may be a log, finished or not, or a JSON report.
+    The saved run is a JSON report, or the log of a finished or unfinished run.
 
     \b
     onnxopt report render run.jsonl --report json=run.json

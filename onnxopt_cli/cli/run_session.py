@@ -234,8 +234,8 @@ class Display:
         errors -= supported
         if only_errors := [op.name for op in registry().operators if (op.name,) in errors]:
             advice = (
-                f"{some_of(only_errors, 4)}: only errors. If the backend lacks the operator, "
-                "unsupported=REGEX in -b lowers it; onnxopt backends check suggests REGEX"
+                f"{some_of(only_errors, 4)}: only errors. If the backend lacks the operator, add "
+                "unsupported=REGEX to -b to lower it; onnxopt backends check suggests REGEX"
             )
             self._console.print(Text(advice, "yellow"))
 
@@ -310,7 +310,7 @@ def execute(config: RunConfig) -> int:
 
 
 def _targets(config: RunConfig) -> Sequence[str]:
-    """Return the targets of a run; of the gallery, only the cases of the tested runtimes."""
+    """Return the targets of a run; reduce the gallery to the cases of the tested runtimes."""
     targets = config.targets or default_targets()
     if not any(target.startswith("gallery") for target in targets):
         return targets
@@ -382,7 +382,7 @@ def _updated_expectations(path: Path, session: api.Session, view: RunView) -> st
 
 
 def _located(session: api.Session, view: RunView) -> Iterator[Text]:
-    """Yield lines with the first wrong node of each failing model that has several operators."""
+    """Yield lines about the first wrong node of the first failing model on each backend."""
     interruption, config = session.plan.interruption, session.config
     seconds = _LOCATE_SECONDS if config.explain_time is None else config.explain_time
     if interruption.signal or not config.explain or seconds == 0:

@@ -78,7 +78,7 @@ class ToleranceRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part ``index`` of the cases, which are divided into ``count`` parts, counted from 1.
+    """Part ``index`` of ``count`` parts of the cases; the first part has the index 1.
 
     The part to which a case belongs depends only on the id of the case. Therefore, adding or
     removing cases moves no other case to another part.
@@ -316,8 +316,8 @@ class ClusterConfig(Settings):
     """The cluster that runs the backends, if any.
 
     Attributes:
-        cluster: ``local``, ``local:N``, the address of a scheduler, or its file; None for no
-            cluster.
+        cluster: ``local``, ``local:N``, the address of a scheduler, or the path of a scheduler
+            file; None for no cluster.
         ship: files and folders to send to every worker.
         tls: files of the trusted certificates, of the client's certificate, and of its key; empty
             to use Dask's configuration.

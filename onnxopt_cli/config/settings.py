@@ -32,8 +32,8 @@ class Text:
     """A text value; base class of the other kinds of values.
 
     Attributes:
-        of: for completion in a shell, the kind of name that the value is, such as ``backend`` or
-            ``operator``; may be empty.
+        of: the kind of names that a shell offers as completions of the value, such as ``backend``
+            or ``operator``; empty for no completion.
     """
 
     of: str = ""

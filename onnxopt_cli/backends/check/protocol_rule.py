@@ -1,4 +1,4 @@
-"""A rule for backends, and the result of a check."""
+"""Define rules for backends, and check whether a backend follows a rule."""
 
 from __future__ import annotations
 

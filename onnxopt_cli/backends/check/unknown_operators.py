@@ -1,9 +1,9 @@
-"""Check that a backend reports unknown operators as unsupported, or propose a pattern.
+"""Check that a backend reports unknown operators as unsupported; otherwise, propose a pattern.
 
-Every runtime has its own error message for an unknown operator. A pattern identifies this message.
-The check submits nonexistent operators, training operators, and invalid models of a supported
-operator. A valid pattern matches the messages about unknown operators, but no message about an
-invalid model.
+Every runtime has its own error message for an unknown operator. A pattern is a regular expression
+that matches this message. The check submits nonexistent operators, training operators, and invalid
+models of a supported operator. A valid pattern matches the messages about unknown operators, but no
+message about an invalid model.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def main() -> None:
     """Respond to requests until the end of standard input."""
     # The plugin must not import the modules beside this file.
     del sys.path[0]
-    # This interpreter has no installed onnxopt, so the package is created here.
+    # onnxopt need not be installed in this interpreter, so the package is created here.
     package = ModuleType("onnxopt_cli")
     package.__path__ = [str(Path(__file__).parents[2])]
     sys.modules["onnxopt_cli"] = package
