@@ -323,37 +323,32 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
     unit = np.zeros(exact.shape)
     if np.shape(evaluation.exact) != exact.shape:
         return unit, []
-    # If a perturbed run overflows or takes the root of a negative number, only the other runs
-    # measure the movement of the element.
-    movements, fine_movements = (
-        [(np.where(np.isfinite(distance), distance, 0.0), value) for distance, value in pairs]
-        for pairs in (
-            evaluation.movements,
-            _distances(evaluation.finely_perturbed, evaluation.exact),
-        )
-    )
+    movements = evaluation.movements
+    fine_movements = [*_distances(evaluation.finely_perturbed, evaluation.exact)]
     largest, finest = (
-        reduce(np.maximum, (distance for distance, _ in pairs), unit)
+        reduce(np.maximum, (_without_infinity(distance) for distance, _ in pairs), unit)
         for pairs in (movements, fine_movements)
     )
-    # The movement of an output is usually proportional to the roundings. At the minimum of an even
-    # function, it is proportional to the squares of the roundings, and at the zero of a root, to
-    # their square roots. Any other ratio between the movements by large and by small roundings
-    # reveals a discontinuity.
-    jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
-    jumps &= bool(fine_movements)
     values: list[Array] = []
-    without_root = reduce(
-        np.logical_or, (np.isnan(value) for _, value in movements), np.zeros(exact.shape, bool)
-    )
-    if (without_root & np.isfinite(exact)).any():
-        values.append(np.where(without_root, np.nan, exact))
-    for distance, value in movements:
-        jumped = jumps & (distance > largest / 4)
-        unit = np.maximum(unit, np.where(jumped, 0.0, distance))
-        beyond = np.where(jumped, value, exact)
-        if jumped.any() and not any(np.array_equal(beyond, v, equal_nan=True) for v in values):
-            values.append(beyond)
+    if not all(_is_finite(distance) for distance, _ in movements):
+        without_root = np.any([np.isnan(value) for _, value in movements], axis=0)
+        if (without_root & np.isfinite(exact)).any():
+            values.append(np.where(without_root, np.nan, exact))
+    unit = largest
+    if fine_movements:
+        # The movement of an output is usually proportional to the roundings. At the minimum of an
+        # even function, it is proportional to the squares of the roundings, and at the zero of a
+        # root, to their square roots. Any other ratio between the movements by large and by small
+        # roundings reveals a discontinuity.
+        jumps = ((finest > largest / 4) | (finest < largest / (8 * FINER**2))) & (largest > 0)
+        unit = np.zeros(exact.shape)
+        for distance, value in movements:
+            movement = _without_infinity(distance)
+            jumped = jumps & (movement > largest / 4)
+            unit = np.maximum(unit, np.where(jumped, 0.0, movement))
+            beyond = np.where(jumped, value, exact)
+            if jumped.any() and not any(np.array_equal(beyond, v, equal_nan=True) for v in values):
+                values.append(beyond)
     if getattr(evaluation.native, "dtype", None) == np.float64:
         # Doubles are perturbed in double, so a run may overflow although the exact value is finite.
         # The unit is then infinite: two cancelling terms may move identically in all remaining
@@ -381,9 +376,26 @@ def _distances(values: Sequence[Any], exact: Array) -> Iterator[tuple[Array, Arr
     for value in values:
         wide: Any = widened_value(value)
         if is_wide(wide) and wide.shape == exact.shape:
-            distance = np.abs(wide - exact).astype(np.float64)
-            same = (wide == exact) | (np.isnan(wide) & np.isnan(exact))
-            yield np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance)), wide
+            distance = np.abs(wide - exact).astype(np.float64, copy=False)
+            # Comparing the values takes longer than finding the largest distance.
+            if not _is_finite(distance):
+                same = (wide == exact) | (np.isnan(wide) & np.isnan(exact))
+                distance = np.where(same, 0.0, np.where(np.isnan(distance), np.inf, distance))
+            yield distance, wide
+
+
+def _without_infinity(distance: Array) -> Array:
+    """Return the distances of a perturbed run, with 0 in place of infinity.
+
+    If a perturbed run overflows or takes the root of a negative number, only the other runs measure
+    the movement of the element.
+    """
+    return distance if _is_finite(distance) else np.where(np.isfinite(distance), distance, 0.0)
+
+
+def _is_finite(distance: Array) -> bool:
+    """Return whether all elements are finite, if none is negative."""
+    return bool(np.isfinite(distance.max(initial=0.0)))
 
 
 def _alternative_value(

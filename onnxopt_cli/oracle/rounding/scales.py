@@ -371,12 +371,16 @@ class PartialSums:
         Within a block, each partial sum is assumed to be as large as the sum after the block.
 
         Args:
-            block: for each sum, the sum of its next block of terms.
+            block: for each sum, the sum of its next block of terms; overwritten.
             terms: the number of terms in the block.
         """
-        self.total = self.total + block
+        block += self.total
+        self.total = block
         self._terms += terms
-        self._variance = self._variance + terms * np.square(self.total)
+        squares = np.square(block)
+        squares *= terms
+        squares += self._variance
+        self._variance = squares
 
     @property
     def scale(self) -> Array:

@@ -157,10 +157,13 @@ def product_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
         operands: its inputs, floats as doubles.
         output: its output.
     """
-    a, b = (np.where(np.isfinite(operand), operand, 0.0) for operand in operands[:2])
     count = _most_terms(node, operands, output)
     if count <= _MAX_TERMS:
         return 0.0
+    a, b = (
+        operand if np.isfinite(operand).all() else np.where(np.isfinite(operand), operand, 0.0)
+        for operand in operands[:2]
+    )
     attributes = {item.name: item for item in node.onnx_node.attribute}
     if node.op_type == "Gemm":
         a, b = (
