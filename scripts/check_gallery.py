@@ -36,8 +36,8 @@ from onnxopt_cli.suites.gallery.gallery_suite import (
 )
 
 # A returned value may differ slightly from the wrong value of a row, because other processors round
-# differently. Both count as equal if they differ by at most _MAX_DISTANCE times the distance
-# between the wrong and the right value.
+# differently. The two values count as equal if they differ by at most _MAX_DISTANCE times the
+# distance between the wrong and the right value.
 _MAX_DISTANCE = 0.1
 _MAX_MESSAGE_CHARS = 100
 

@@ -64,7 +64,7 @@ def compare(
     inputs: Any,
     compute: Callable[[onnx.ModelProto, Any], list[Any] | None],
 ) -> dict[int, bool]:
-    """For each older opset, return whether the older model has the outputs of the newest model.
+    """For each older opset, return whether the older model has the same outputs as the newest one.
 
     Models that the backend cannot compute are left out.
     """

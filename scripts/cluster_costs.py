@@ -1,4 +1,4 @@
-"""Measure the overhead of a Dask cluster, and simulate it for many workers.
+"""Measure the overhead of a Dask cluster, and simulate clusters with many workers.
 
     python scripts/cluster_costs.py                      10,000 cases (minutes)
     python scripts/cluster_costs.py --cases 100000       the figures of docs/cluster.md
@@ -31,7 +31,7 @@ from benchmark import CASES_A_FILE, MAKE_MANY, ONNXOPT
 
 #: Fields of a report that differ between runs.
 _VARYING_FIELDS = {"seconds", "started", "hostname", "cluster", "reports", "log", "jobs"}
-# The Dask client of the package uses the same times for a batch and for a task.
+# The minimum duration of a batch, and the client's time for it, as in the package's Dask client.
 _BATCH_SECONDS, _TASK_SECONDS = 1.0, 0.01
 _SIMULATED_WORKERS = (1, 2, 10, 100, 300, 1000)
 

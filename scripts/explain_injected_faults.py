@@ -51,8 +51,8 @@ GOOD_SHARE = 0.95
 #: The precision or recall below which a condition predicts badly.
 BAD_SHARE = 0.8
 
-#: A function that returns where a condition holds in a group: the operands that belong to one
-#: optimized tensor. The result is a boolean for the whole group, or a mask of the elements.
+#: A function that returns where a condition holds in a group, as a boolean for the whole group or
+#: as a mask of the elements. A group consists of the operands that belong to one optimized tensor.
 Holds = Callable[[Call[Any], int], Any]
 #: A condition and its description.
 Condition = tuple[str, Holds]

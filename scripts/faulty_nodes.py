@@ -791,7 +791,8 @@ class ChainVisibility:
             return [rounded_at_random(value, generator) for value in outputs]
 
         self._exact = self._run(self._wide)
-        # A fault runs on operands with the roundings of the model's own types.
+        # The run in the model's own types is included, because the operands of a fault have the
+        # roundings of these types.
         self._roundings = [
             interpret(graph, dict(inputs), compute, []),
             *[self._run(rounded) for _ in range(ROUNDING_RUNS)],

@@ -48,7 +48,7 @@ _CASE_PATTERN = re.compile(rb"(?m)^  - name: .*\n(?:(?!  - name: |#|  #).*\n)*")
 
 @dataclass
 class Tally:
-    """Counts and worst cases over all inputs of a run of this script.
+    """The counts of one run of the script, and the inputs that took the most time or memory.
 
     Attributes:
         keep: whether inputs are copied to the current folder.

@@ -291,7 +291,7 @@ def valid_draws(
 
 
 def wraps(node: GeneratedNode) -> bool:
-    """Return whether an integer overflows, because the specification does not define the result.
+    """Return whether an integer overflows; the specification does not define the result.
 
     The outputs are compared with the outputs of the same node in double.
     """

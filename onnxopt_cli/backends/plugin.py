@@ -156,7 +156,7 @@ def _takes_two(function: FunctionType) -> bool:
 
 
 def _instance(plugin: object, method: str) -> object:
-    """Return the plugin, or an instance if the plugin is a class and the method needs one."""
+    """Return the plugin or, if it is a class whose method needs an instance, an instance of it."""
     plain = isinstance(inspect.getattr_static(plugin, method), FunctionType)
     return plugin() if isinstance(plugin, type) and plain else plugin
 

@@ -1,4 +1,4 @@
-"""If a link that leads out of the folder replaces a checked file, it is not followed."""
+"""A link that replaces a checked file, and leads out of the folder, is not followed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ ATTRIBUTES = "alpha, beta, epsilon, norm_coefficient, norm_coefficient_post"
 
 
 def case(fields):
-    """Return a file with one case on line 4, which has the name c and the given fields."""
+    """Return a file whose only case, on line 4, has the name c and the given fields."""
     return f"{HEAD}cases: [{{name: c, {fields}}}]"
 
 
@@ -43,7 +43,7 @@ def inputs(**changes):
 
 
 def other(fields):
-    """Return a file with one case in opset 14, which has the name c and the given fields."""
+    """Return a file in opset 14 whose only case has the name c and the given fields."""
     return f"onnxopt: 1\nsuite: s\nopset: 14\ncases: [{{name: c, {fields}}}]"
 
 

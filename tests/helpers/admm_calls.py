@@ -35,7 +35,7 @@ def deviating(call, name):
 
 @st.composite
 def calls(draw, operator, *, special=False, dtypes=FLOATS):
-    """Draw a call of one to three layers, which may have ties and integer ranks."""
+    """Draw a call of one to three layers, in which elements may tie and ranks may be integers."""
     groups = draw(st.integers(1, 3))
     attributes = {}
     for attribute in operator.attributes:

@@ -101,8 +101,8 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     single_groups = zip(*(bound(call.group(group)) for group in range(len(shapes))), strict=True)
     for together, own in zip(bound(call), chain.from_iterable(single_groups), strict=True):
         several, wanted = list(sides(together)), list(sides(own))
-        # If one of the tensors has two right results, the bound of all tensors has two. It repeats
-        # the result of each tensor with a single right result.
+        # If one of the tensors has two right results, the bound of all tensors has two as well: the
+        # result of every tensor with a single right result is repeated.
         wanted += wanted[-1:] * (len(several) - len(wanted))
         for output, expected_output in zip(several, wanted, strict=True):
             for actual_part, expected_part in zip(output, expected_output, strict=True):

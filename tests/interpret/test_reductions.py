@@ -1,4 +1,4 @@
-"""Thresholds between two elements, and comparisons with thresholds that rounding may decide."""
+"""Thresholds between two elements, and comparisons whose result may depend on rounding."""
 
 from __future__ import annotations
 

@@ -78,6 +78,6 @@ def test_folded_batch_normalization_passes_in_every_element(shape, ratio):
     factor = scale / np.sqrt(variance + np.float32(1e-5))
     assert not right.wrong(x * factor + (bias - mean * factor)).any()
     assert not right.wrong((x - mean) * factor + bias).any()
-    # Outputs fail if their error is ten times the largest error of both normalizations.
+    # An error fails if it is ten times the larger error of the two normalizations.
     error = 20 * 2.0**-24 * np.abs(x * factor).max()
     assert np.mean(right.wrong(right.expected + np.float32(10 * error))) > 0.95

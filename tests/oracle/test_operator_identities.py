@@ -1,4 +1,4 @@
-"""Identities without relative accuracy: results within their rounding errors pass with a note."""
+"""Identities without relative accuracy: results pass with a note if only rounding errors differ."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def require_tensors(inputs: Mapping[str, Value]) -> None:
 
 
 def require_numpy_types(model: onnx.ModelProto) -> None:
-    """Reject a model unless all inputs and outputs are tensors of real types that NumPy has.
+    """Reject a model if an input or output is not a tensor of a real type that NumPy has.
 
     Raises:
         Unsupported: naming an input or output with another type.

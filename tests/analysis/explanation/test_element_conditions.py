@@ -46,7 +46,7 @@ def node(signature, number, change, cases=6):
         signature: a pair: the declared inputs and output, and the call of the operator.
         number: the seed of the inputs.
         change: computes the wrong output from the input and the right output.
-        cases: if ``number`` is smaller, the node is that of a case; otherwise, it is generated.
+        cases: the number of nodes that are cases; a node is generated if ``number`` is not smaller.
     """
     values, call = signature
     model = onnx.parser.parse_model(

@@ -393,7 +393,8 @@ def test_condition_that_excludes_infinite_values_states_no_limit():
 
 
 def test_mistake_must_reproduce_all_outputs_of_a_wrong_element():
-    # Where Z_new should be 0, both return U_new = 0, but only the mistake returns Z_new = W + U.
+    # Where Z_new should be 0, the backend and the mistake return U_new = 0, but only the mistake
+    # returns Z_new = W + U.
     admm = registry().named("AdmmUpdate")
     for call, right in suite_calls("AdmmUpdate")[:20]:
         count = len(call.groups)
