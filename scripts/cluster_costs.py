@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--tasks", action="store_true")
     parser.add_argument(
         "--simulate", nargs=2, type=float, metavar="SECONDS",
-        help="only simulate, from the seconds of a worker and of the client per case",
+        help="only simulate, given the seconds per case of a worker and of the client",
     )  # fmt: skip
     options = parser.parse_args()
     if options.simulate:

@@ -248,9 +248,9 @@ def gru(
     output: str,
     **_: Any,
 ) -> Exact:
-    """Return an element of GRU. The bound is a few roundings of 1 or of a larger element.
+    """Return an element of GRU. The bound is a few roundings of 1 or, if larger, of the element.
 
-    The magnitudes of activations are at most 1.
+    The bound is relative to at least 1, because the magnitudes of activations reach 1.
     """
     direction, batch, column = at[-3:]
     hidden = r.shape[2]

@@ -2,9 +2,9 @@
 
     python scripts/measure_oracle.py [--locate] [--only TEXT] [FOLDER]
 
-The models are a chain of 2,000 nodes, and the models of ``locate_public_models.py``. The latter are
-downloaded into FOLDER, which is a temporary folder by default. For each model, a separate process
-prints these figures:
+The models are a chain of 2,000 nodes, and the public models of ``locate_public_models.py``. The
+public models are downloaded into FOLDER, which is a temporary folder by default. For each model, a
+separate process prints these figures:
 
 - the processor time of a condition estimate. The unit is the time of one run of the unmodified
   ``onnx.reference.ReferenceEvaluator``, including its construction;

@@ -130,7 +130,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A fault of a backend outside of all cases.
+    """A fault of a backend that occurs outside of any case.
 
     Attributes:
         place: ``teardown`` or ``between-cases``.

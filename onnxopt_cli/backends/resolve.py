@@ -45,7 +45,7 @@ _ENTRY_POINTS = "onnxopt.backends"
 
 #: Names of the built-in backends.
 BUILT_IN = ("numpy", "onnxruntime", "onnx-reference")
-# The words before the colon in specifications of backends that have no name of their own.
+# The words with which specifications of unnamed backends begin, before a colon.
 _KINDS = ("python", "exec", "adapter")
 # Suffixes of the names of distributions that contain the package onnxruntime.
 _ONNXRUNTIME_BUILDS = ("", "-gpu", "-directml", "-openvino", "-qnn", "-training")

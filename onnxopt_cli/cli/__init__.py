@@ -56,8 +56,8 @@ _COMMANDS = {
     "schema": "Print the JSON Schema of case files, expectation files or logs.",
 }
 
-# The commands that the module of a related command defines, with the names of the module and of the
-# function.
+# The commands that are defined in the module of a related command: the names of the module and of
+# the function.
 _IN_OTHER_MODULES = {
     "list": ("show_command", "list_command"),
     "schema": ("config_command", "schema_command"),

@@ -321,7 +321,7 @@ def _targets(config: RunConfig) -> Sequence[str]:
 
 
 def _require_places(config: RunConfig, reports: Sequence[tuple[str, Path]]) -> None:
-    """Check before the run that the files of the run can be written."""
+    """Check, before the run starts, that the files that it writes can be written."""
     if config.log:
         # The folder for artifacts may be inside the folder of the log, so the folder of the log is
         # created first.

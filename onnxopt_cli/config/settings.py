@@ -215,7 +215,7 @@ class File(Text):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The option or argument of the command line for a setting, and the uses of the setting.
+    """How a setting is written on the command line, and how its value is used.
 
     Attributes:
         written: the spellings and a placeholder for the value, as in the help: ``-j, --jobs N``. A

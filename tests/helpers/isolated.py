@@ -127,7 +127,7 @@ def run_to_end(folder: Path, backend: str, *options: str, ways: Sequence[str] = 
 def _asked(
     folder: Path, backend: str, options: Sequence[str], ways: Sequence[str]
 ) -> tuple[str, Path, list[str], dict[str, str]]:
-    """Return a unique mark, and the path of the report, arguments and environment of a run.
+    """Return a unique mark, the path of the report, the arguments and the environment of a run.
 
     The environment of all processes of the run contains the mark, by which they can be found.
     """

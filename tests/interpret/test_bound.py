@@ -94,7 +94,7 @@ def test_tensors_have_the_same_bounds_together_and_alone(epsilon):
     special = [0.5, np.inf, -2.0, np.nan, 0.0, 3e38]
     shapes, random = [(2, 3), (), (1, 4), (0,), (6,)], np.random.default_rng(0)
     tensors = [random.choice(special, shape).astype("f4") for _ in ADAM.tensors for shape in shapes]
-    # One of the tensors broadcasts.
+    # One of the tensors is broadcast.
     tensors[len(shapes)] = tensors[len(shapes)][:1]
     inputs = [np.asarray(0.1, "f4"), np.asarray(3), *tensors]
     call = bind(ADAM, inputs, complete_attributes(ADAM, {}) | {"epsilon": epsilon})

@@ -45,7 +45,7 @@ from onnxopt_cli.core.untrusted_files import Malformed, read_regular_file
 
 #: Folder of the adapters that are a part of onnxopt.
 SHIPPED = Path(__file__).parents[2] / "adapters"
-#: The name of the attribute of a plugin file that implements the backend.
+#: In a plugin file, the name of the attribute that implements the backend.
 ATTRIBUTE = "Backend"
 #: The prefix that distinguishes names of npm packages from names of Python packages.
 NPM_PREFIX = "npm:"
