@@ -78,7 +78,7 @@ def _integers(least: int, most: int) -> Any:
 
 Shape = tuple[int, ...]
 
-#: Shapes of optimized tensors; the first shape is the simplest.
+#: Shapes of tensors in examples; the first shape is the simplest.
 SHAPES: tuple[Shape, ...] = (
     (), (1,), (2,), (3,), (0,), (1, 1), (2, 3), (5,), (1, 3, 1), (2, 0), (17,), (2, 1, 3, 2),
     (7, 5), (64,), (129,),

@@ -119,9 +119,9 @@ def attempt(example: Example, executor: Executor) -> Trial:
     runs_elsewhere = not (isinstance(executor, InProcess) and executor.runs_here(request))
     if runs_elsewhere and expected.derive and problem.call and not has_blocks(problem.call):
         # The error bounds are derived while the backend runs the example. Otherwise, judge() would
-        # derive them while the backend is idle. A backend in this process does not run at the same
-        # time. In that case, judge() derives them, and only if an output differs from the expected
-        # output.
+        # derive them while the backend is idle. If the backend runs in this process, it cannot run
+        # at the same time. Then judge() derives the bounds, and only if an output differs from the
+        # expected output.
         expected.derive()
     response = pending()
     if isinstance(response, str):

@@ -236,7 +236,7 @@ def _probe_of(call: Call[Array], *, dense: bool = False) -> _Probe:
 
 
 class _Draw:
-    """Draws the calls of one operator. All versions of NumPy yield the same numbers."""
+    """Draws random calls of one operator. All versions of NumPy yield the same numbers."""
 
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
@@ -330,7 +330,7 @@ class _Draw:
         """Draw short decimal numbers of many magnitudes; one number in five is zero."""
         powers = 10.0 ** -self._random.randint(-5, 1, shape)
         # Division by a power of ten yields the double that is nearest to the decimal number.
-        # Multiplication by a negative power may yield another one.
+        # Multiplication by a negative power may yield another double.
         values = self._random.randint(-999, 1000, shape) / powers
         values = values * (self._random.randint(0, 5, shape) > 0) * scale
         # Adding 0.0 turns negative zeros into positive zeros.

@@ -121,7 +121,7 @@ def _instrumented(function: FunctionType, names: Mapping[int, str]) -> CodeType 
 
     Args:
         function: the function.
-        names: the names of the mutants by the index of the change; see ``CodeMutant.place``.
+        names: the names of the mutants by the position of the change; see ``CodeMutant.place``.
     """
     tree = syntax_tree(function)
     if tree is None:

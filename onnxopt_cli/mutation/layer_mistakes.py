@@ -183,7 +183,7 @@ def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
 
 
 def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
-    """Replace alpha or beta of Gemm, as ``name`` states, by the product of both."""
+    """Replace the attribute ``name`` of Gemm, alpha or beta, by alpha * beta."""
     if node.operand(2) is None:
         return None
     return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))

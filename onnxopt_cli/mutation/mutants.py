@@ -188,7 +188,10 @@ def _call_changes(node: ast.Call) -> Iterator[Change]:
 def _places(
     tree: ast.FunctionDef, names: list[str]
 ) -> Iterator[tuple[ast.stmt, ast.expr, Put, Sequence[str]]]:
-    """Yield each expression with its statement, a function that replaces it, and defined names.
+    """Yield each expression of a formula.
+
+    The items are the statement, the expression, a function that replaces the expression, and the
+    names that are defined before the statement.
 
     Args:
         tree: the formula.

@@ -142,9 +142,9 @@ def injected_page(injected: Sequence[InjectedErrors]) -> Iterable[RenderableType
 
 
 def _caught(injected: Sequence[InjectedErrors]) -> tuple[str, str, str]:
-    """Return the number of injected errors, and two shares that are detected.
+    """Return the number of injected errors, and the shares that two tolerances detect.
 
-    The shares are those of ONNX's tolerance and of the condition estimate.
+    The first tolerance is that of ONNX, and the second is that of onnxopt.
     """
     if not injected:
         return "", "", ""

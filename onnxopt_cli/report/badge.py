@@ -13,11 +13,10 @@ from onnxopt_cli.report.view.verdict import in_words
 def badge_report(view: RunView) -> str:
     """Return a badge as JSON text.
 
-    If the run does not conform, the badge is red. If it conforms, the color is yellow with expected
-    failures. Without expected failures, it is green if a case passes, and grey if no case passes,
-    as in a shard without cases. The badge shows counts if all cases have been judged, and the
-    verdict otherwise. The text ends with the excluded capabilities, and with the arithmetic that
-    the backend declares, if any.
+    The badge is red if the run does not conform, yellow if failures are expected, green if a case
+    passes, and grey otherwise, as in a shard without cases. The badge shows counts if all cases
+    have been judged, and the verdict otherwise. The text ends with the excluded capabilities, and
+    with the arithmetic that the backend declares, if any.
     """
     good = view.record.exit_code == 0
     color = "red"

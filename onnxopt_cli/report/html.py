@@ -231,7 +231,7 @@ def _as_data(
 
     Args:
         rows: the rows.
-        sections: the anchors of the results that have a section, to which their cells link.
+        sections: the anchors of those results that have a section. Their cells link to the section.
 
     Returns:
         A dictionary and a list. In the dictionary, ``rows`` contains the case of each row and the
@@ -306,7 +306,7 @@ def _tolerance_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     """Return a chart of the largest and the median error / tolerance of each output.
 
     Args:
-        rows: the outputs of one backend, at least one.
+        rows: at least one output of one backend.
 
     Returns:
         The data of the chart. As for every chart, they include the name of the drawing, a caption
@@ -348,7 +348,7 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     """Return a histogram of the distances from the expected result, in ulp.
 
     Args:
-        rows: the outputs of one backend, at least one.
+        rows: at least one output of one backend.
     """
     counts = merged_counts(rows)
     elements = sum(row.elements for row in rows)
@@ -356,8 +356,8 @@ def _spread_chart(rows: Sequence[Accuracy]) -> dict[str, Any]:
     says = f"Spread of errors: {exact} of {elements} elements equal the expected result."
     if not_finite := sum(row.not_finite for row in rows):
         says += f" {not_finite} are finite in only one of the two results."
-    # Each bar counts the distances with one number of bits, and is labelled with the smallest of
-    # these distances.
+    # Each bar counts the distances that have the same number of bits, and is labelled with the
+    # smallest of these distances.
     bars = [
         (str(2**bits // 2) if bits <= _MAX_DECIMAL_BITS else f"2^{bits - 1}", count)
         for bits, count in enumerate(counts)

@@ -215,6 +215,6 @@ def rule_line(finding: RuleResult) -> RenderableType:
 
 
 def rule_summary(findings: Sequence[RuleResult]) -> Text:
-    """Return the number of rules by outcome."""
+    """Return the counts of rules by outcome in words, such as ``12 pass, 1 fail``."""
     counts = counted(RuleOutcome, (finding.verdict for finding in findings))
     return Text(in_words(counts), style="bold red" if RuleOutcome.FAIL in counts else "bold green")

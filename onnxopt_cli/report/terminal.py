@@ -401,7 +401,7 @@ def plain_table(
     right: Sequence[str] = (),
     style: str = "bold",
 ) -> Table:
-    """Return a table without lines.
+    """Return a table without borders.
 
     Args:
         rows: the cells; in strings, invisible and harmful characters are replaced by visible

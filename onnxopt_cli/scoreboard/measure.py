@@ -114,7 +114,7 @@ def measure(
 
 
 class _BackendRuns:
-    """The runs of one backend for its missing cases.
+    """Runs one backend on the cases that have no result yet.
 
     Args:
         results: the folder of the results of all backends.

@@ -60,8 +60,8 @@ _FOLDERS = ("backends", "operators", "cases", "badges")
 _LISTED_NAME = re.compile(
     rf"(?:(?:{'|'.join(_FOLDERS)})/)?[a-z0-9_][a-z0-9._-]*\.(?:html|json|css|js)"
 )
-# Longer messages are shortened, to limit the size of the site. Messages of failures are not
-# shortened; instead, the page folds the remainder.
+# The number of characters to which messages are shortened, to limit the size of the site. Messages
+# of failures are not shortened; instead, the page folds the remainder.
 _MAX_MESSAGE_CHARS = 300
 # If a failure has no outputs, the page shows this number of characters of its message, and folds
 # the remainder.

@@ -1,4 +1,4 @@
-"""The command ``onnxopt backends new``: a new backend works in its folder, and if installed."""
+"""The command ``onnxopt backends new``: new backends work in their folder, and when installed."""
 
 from __future__ import annotations
 
