@@ -239,7 +239,10 @@ def require_installed(backend: str, place: str) -> None:
 
     environment = AdapterEnvironment.of(parse_specification(unnamed))
     if environment.packages() is None:
-        problem = f" is not installed; {printable(place)} names it, but cannot install packages"
+        problem = (
+            f" is not installed; {printable(place)} names it, but a configuration file must not "
+            "install packages"
+        )
         raise unavailable(backend, problem, environment.install_hint)
 
 
@@ -403,7 +406,7 @@ def _option_fault(kind: str, key: str, value: object) -> str:
     if not isinstance(value, (str, int, float)):
         return "that is neither text nor a number"
     if kind == "exec" and re.search(r"[\s\"']", str(value)):
-        return "with a space or quote in its value, unlike exec:env 'NAME=VALUE' COMMAND"
+        return "with a space or quote in its value (write exec:env 'NAME=VALUE' COMMAND instead)"
     return "with a comma in its value" if "," in str(value) else ""
 
 

@@ -338,11 +338,12 @@ def _own_pattern(backend: str, stated: object) -> re.Pattern[str]:
         flags, stated = stated.flags, stated.pattern
     if not isinstance(stated, str):
         kind = printable(type(stated).__name__)
-        raise unavailable(backend, f": its unsupported is a {kind}; expected a regular expression")
+        problem = f": its attribute unsupported is a {kind}, not a regular expression"
+        raise unavailable(backend, problem)
     try:
         return compile_pattern(stated, flags)
     except ValueError as error:
-        problem = f": its unsupported, {printable(stated)!r}, {error}"
+        problem = f": its attribute unsupported, {printable(stated)!r}, {error}"
         raise unavailable(backend, problem) from None
 
 

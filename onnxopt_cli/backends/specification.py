@@ -105,12 +105,12 @@ class Specification:
 
     @property
     def math(self) -> str:
-        """The arithmetic that the option ``math`` declares; empty if it is absent."""
+        """The arithmetic that the option ``math`` declares; empty without the option."""
         return self.options.get("math", "")
 
     @property
     def batch(self) -> int:
-        """The number of cases in a batch, from the option ``batch``; 1 if it is absent."""
+        """The number of cases in a batch, from the option ``batch``; 1 without the option."""
         return int(self.options.get("batch", 1))
 
     @property

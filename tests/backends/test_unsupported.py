@@ -186,7 +186,7 @@ def test_invalid_pattern_is_usage_error(onnxopt, demo, backend, written, words):
 def test_plugin_with_invalid_pattern_does_not_start(onnxopt, demo, name):
     answer = onnxopt("run", "demo.yaml", "-b", plugin(name))
     assert answer.code == 4
-    assert "its unsupported" in answer.text
+    assert "its attribute unsupported" in answer.text
 
 
 @pytest.mark.parametrize("stated", ["(", 7, ["a"], ""])

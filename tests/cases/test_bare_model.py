@@ -25,7 +25,7 @@ def save(path, nodes, inputs, outputs, initializers=(), opset=17):
 
 
 def save_sum(path, *shapes):
-    """Save a model that adds its inputs; the output has no shape, as in models of exporters."""
+    """Save a model that adds its inputs; the output has no shape, as in exported models."""
     inputs = [(f"x{index}", TensorProto.FLOAT, shape) for index, shape in enumerate(shapes)]
     node = helper.make_node("Sum", [name for name, _, _ in inputs], ["y"])
     return save(path, [node], inputs, [("y", TensorProto.FLOAT, [None] * len(shapes[0]))])

@@ -74,7 +74,7 @@ def test_quads_have_the_limits_of_long_doubles(operator, data):
     call = data.draw(calls(operator, dtypes=("float64",)))
     # Limits depend on intermediate results, which are rounded in long double as well. The terms of
     # a reformulation may cancel, such as those of H + (G * G - H) * (1 - beta) if beta is 0 and H
-    # is large. The ratio of errors in long double to errors in double is that of the machine
+    # is large. The errors in long double and in double have the same ratio as the machine
     # epsilons of these types.
     ratio = float(np.finfo(WIDEST_TYPE).eps / np.finfo(np.float64).eps)
     for quad, wide in zip(bound(call, wide=QuadPrecDType()), bound(call), strict=True):

@@ -1,4 +1,4 @@
-"""Results of formulas that PyTorch computes, if it is installed, are within all tolerances."""
+"""If PyTorch is installed, the results of formulas that it computes are within all tolerances."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_norm_of_equal_terms_may_be_summed_sequentially():
 
 
 def test_norms_of_doubles_are_judged_as_doubles():
-    """The published body converts to float32 before the root, because it also serves integers."""
+    """The published body converts to float32 before the root, because operands may be integers."""
     x = row(3, 4, dtype=D)
     results = [[[5]], [[5 * (1 + 1e-7)]]]
     assert accepts("ReduceL2", {"x": x, **ALONG}, {}, results) == [True, False]

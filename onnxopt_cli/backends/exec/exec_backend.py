@@ -395,7 +395,7 @@ _PLAIN_ATTRIBUTE_TYPES = {
 
 
 class ExecBackend(Backend):
-    """A backend that is a command, which is started once for all cases.
+    """A backend that is a command. The command is started once for all cases.
 
     The command is ``exec:COMMAND``, or the interpreter of a plugin with the option ``python``.
 
