@@ -27,7 +27,7 @@ _SET_DUMPABLE = 4
 _SET_CHILD_SUBREAPER = 36
 _GET_CHILD_SUBREAPER = 37
 _NEW_PID_NAMESPACE = 0x20000000
-# The number of the system call kcmp by machine, and its argument KCMP_FILES.
+# The number of the system call kcmp on 64-bit Linux by machine, and its argument KCMP_FILES.
 _KCMP = {"x86_64": 312, "aarch64": 272}
 _KCMP_FILES = 2
 
@@ -63,10 +63,14 @@ def share_descriptors(first: int, second: int) -> bool:
         first: the id of a thread.
         second: the id of another thread.
     """
-    kcmp = _KCMP.get(os.uname().machine) if sys.platform == "linux" else None
-    if kcmp is None or sys.maxsize < 1 << 32:
-        return False
-    return not _LIBC.syscall(kcmp, first, second, _KCMP_FILES, 0, 0)
+    kcmp = _kcmp_number()
+    return kcmp is not None and not _LIBC.syscall(kcmp, first, second, _KCMP_FILES, 0, 0)
+
+
+@cache
+def _kcmp_number() -> int | None:
+    is_supported = sys.platform == "linux" and sys.maxsize > 1 << 32
+    return _KCMP.get(os.uname().machine) if is_supported else None
 
 
 def begin_pid_namespace() -> bool:

@@ -17,6 +17,28 @@ from onnx import AttributeProto, helper, numpy_helper
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import NodeError
 
+_GRAPH, _GRAPHS = AttributeProto.GRAPH, AttributeProto.GRAPHS
+
+
+def parts_of(model: onnx.ModelProto) -> tuple[list[onnx.GraphProto], list[onnx.NodeProto]]:
+    """Return the graph of a model with the subgraphs of all nodes, and every node of the model.
+
+    Nodes of subgraphs follow the node that contains them; nodes of functions come last.
+    """
+    graphs, nodes = [model.graph], []
+
+    def visit(inner: Iterable[onnx.NodeProto]) -> None:
+        for node in inner:
+            nodes.append(node)
+            for graph in subgraphs(node):
+                graphs.append(graph)
+                visit(graph.node)
+
+    visit(model.graph.node)
+    for function in model.functions:
+        visit(function.node)
+    return graphs, nodes
+
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
     """Return every node of a model; nodes of subgraphs follow the node that contains them."""
@@ -28,36 +50,32 @@ def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.op_type for node in all_nodes(model)))
 
 
-def graphs_of(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graph of a model, and the subgraphs of all nodes."""
-    yield model.graph
-    for node in all_nodes(model):
-        yield from subgraphs(node)
-
-
-def sparse_tensors(model: onnx.ModelProto) -> Iterator[onnx.SparseTensorProto]:
-    """Yield the sparse initializers and constants of a model."""
-    for graph in graphs_of(model):
+def sparse_tensors(
+    graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
+) -> Iterator[onnx.SparseTensorProto]:
+    """Yield the sparse initializers and constants of the parts of a model, see :func:`parts_of`."""
+    for graph in graphs:
         yield from graph.sparse_initializer
-    for attribute in _sparse_constants(model):
+    for attribute in _sparse_constants(nodes):
         yield attribute.sparse_tensor
 
 
 def with_dense_tensors(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model with dense tensors in place of sparse ones, which onnx's evaluator rejects."""
-    if not any(sparse_tensors(model)):
+    if not any(sparse_tensors(*parts_of(model))):
         return model
     model = deepcopy(model)
-    for graph in graphs_of(model):
+    graphs, nodes = parts_of(model)
+    for graph in graphs:
         graph.initializer.extend(map(_dense_tensor, graph.sparse_initializer))
         del graph.sparse_initializer[:]
-    for attribute in _sparse_constants(model):
+    for attribute in _sparse_constants(nodes):
         attribute.CopyFrom(helper.make_attribute("value", _dense_tensor(attribute.sparse_tensor)))
     return model
 
 
-def _sparse_constants(model: onnx.ModelProto) -> Iterator[AttributeProto]:
-    for node in all_nodes(model):
+def _sparse_constants(nodes: Iterable[onnx.NodeProto]) -> Iterator[AttributeProto]:
+    for node in nodes:
         if node.op_type == "Constant" and not plain_domain(node.domain):
             for attribute in node.attribute:
                 if attribute.HasField("sparse_tensor"):
@@ -95,13 +113,16 @@ def is_standard(node: onnx.NodeProto) -> bool:
     return bool(onnx.defs.has(node.op_type, plain_domain(node.domain)))
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs in a node's attributes, but not graphs that are nested in them."""
+def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs in a node's attributes, but not graphs that are nested in them."""
+    graphs: list[onnx.GraphProto] = []
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH and not attribute.ref_attr_name:
-            yield attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            yield from attribute.graphs
+        kind = attribute.type
+        if kind == _GRAPH and not attribute.ref_attr_name:
+            graphs.append(attribute.g)
+        elif kind == _GRAPHS:
+            graphs += attribute.graphs
+    return graphs
 
 
 def nodes_within(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
+from functools import lru_cache
 from typing import TypeAlias
 
 from onnxopt_cli.core.process_control import share_descriptors
@@ -185,13 +186,20 @@ def _visible_mounts(threads: Sequence[str]) -> dict[bytes, bytes]:
     return mounts
 
 
-def _mounts(thread: str) -> dict[bytes, bytes]:
+def _mounts(thread: str) -> Mapping[bytes, bytes]:
     """Return the type of the file system of each mount that a thread sees, by the mount's id."""
-    mounts = {}
     with suppress(OSError):
-        for line in read_proc(f"{thread}/mountinfo").splitlines():
-            mount, _, file_system = line.partition(b" - ")
-            mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
+        return _parsed_mounts(read_proc(f"{thread}/mountinfo"))
+    return {}
+
+
+@lru_cache(maxsize=4)
+def _parsed_mounts(mountinfo: bytes) -> Mapping[bytes, bytes]:
+    """Return the result of :func:`_mounts` for the content of a file ``mountinfo``."""
+    mounts = {}
+    for line in mountinfo.splitlines():
+        mount, _, file_system = line.partition(b" - ")
+        mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
     return mounts
 
 

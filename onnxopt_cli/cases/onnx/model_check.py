@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
@@ -31,10 +31,9 @@ from onnxopt_cli.operators.native_onnx import (
     infer_shapes,
 )
 from onnxopt_cli.operators.nodes import (
-    all_nodes,
-    graphs_of,
     imported_versions,
     nodes_within,
+    parts_of,
     plain_domain,
     sparse_tensors,
 )
@@ -76,8 +75,9 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
     registry().register_schemas()
     try:
         refuse_endless_functions(model)
-        _require_sound_functions(model)
-        for sparse in sparse_tensors(model):
+        graphs, nodes = parts_of(model)
+        _require_sound_functions(model, nodes)
+        for sparse in sparse_tensors(graphs, nodes):
             _require_valid(sparse)
         checked = _checkable(model)
         _declare_sizes(checked, inputs)
@@ -98,8 +98,12 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
     return ""
 
 
-def _require_sound_functions(model: onnx.ModelProto) -> None:
+def _require_sound_functions(model: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> None:
     """Check the outputs, calls and attributes of functions, which onnx does not check.
+
+    Args:
+        model: the model.
+        nodes: all nodes of the model.
 
     Raises:
         NodeError: if a function does not compute one of its outputs; if a call has more inputs or
@@ -120,7 +124,7 @@ def _require_sound_functions(model: onnx.ModelProto) -> None:
         for name in function.output:
             if name not in computed:
                 raise NodeError(f"the function {function.name} does not compute its output {name}")
-    for node in all_nodes(model):
+    for node in nodes if functions else ():
         called = functions.get((plain_domain(node.domain), node.op_type, node.overload))
         for role in ("input", "output") if called else ():
             # Empty names at the end of a list stand for omitted values.
@@ -150,7 +154,8 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     checked = onnx.ModelProto()
     checked.CopyFrom(model)
     versions = imported_versions(checked)
-    for graph in graphs_of(checked):
+    graphs, nodes = parts_of(checked)
+    for graph in graphs:
         # Inference treats sparse initializers as sparse tensors, whereas nodes receive dense
         # tensors.
         for sparse in graph.sparse_initializer:
@@ -163,9 +168,9 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
             for dimension in _dimensions(value.type):
                 if dimension.HasField("dim_value") and dimension.dim_value < 0:
                     dimension.ClearField("dim_value")
-    for node in all_nodes(checked):
+    for node in nodes:
         _spell_out_defaults(node, versions)
-    _forget_broadcast_shapes(checked)
+    _forget_broadcast_shapes(graphs, nodes)
     _declare_derivatives(checked)
     return checked
 
@@ -254,7 +259,9 @@ def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
     }
 
 
-def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
+def _forget_broadcast_shapes(
+    graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
+) -> None:
     """Clear the declared shapes of the outputs of operators with a formula.
 
     Inference assigns the shape of V to V_new. However, if V broadcasts to the shape of X, V_new has
@@ -262,11 +269,11 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
     """
     yielded = {
         name
-        for node in all_nodes(model)
+        for node in nodes
         if registry().find(node.domain, node.op_type) is not None
         for name in node.output
     }
-    for graph in graphs_of(model) if yielded else ():
+    for graph in graphs if yielded else ():
         for value in (*graph.output, *graph.value_info):
             if value.name in yielded and value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
@@ -274,7 +281,8 @@ def _forget_broadcast_shapes(model: onnx.ModelProto) -> None:
 
 def _shapeless(model: onnx.ModelProto) -> list[Any]:
     """Return the types of the inputs and outputs that are tensors without a declared shape."""
-    values = (value for graph in graphs_of(model) for value in (*graph.input, *graph.output))
+    graphs, _ = parts_of(model)
+    values = (value for graph in graphs for value in (*graph.input, *graph.output))
     tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
     return [tensor for tensor in tensors if not tensor.HasField("shape")]
 
