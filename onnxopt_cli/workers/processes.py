@@ -110,7 +110,7 @@ def resident(process: int) -> int:
     if sys.platform != "linux":
         return _ask_psutil(process, lambda info: info.memory_info().rss, 0)
     with suppress(OSError):
-        return _resident(memory_folder(process))
+        return _resident(f"/proc/{process}") or _resident(memory_folder(process))
     return 0
 
 
