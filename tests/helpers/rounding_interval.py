@@ -16,7 +16,7 @@ DOUBLE = np.dtype(np.float64)
 
 
 class Interval(NDArrayOperatorsMixin):
-    """An interval for each element.
+    """An array of intervals, one for each element.
 
     The dtype is None for constants and integers, and for results that depend on nothing else.
     """
