@@ -16,6 +16,7 @@ from onnx import numpy_helper
 
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import (
+    subgraphs,
     used_names,
     with_bound_functions,
     with_dense_tensors,
@@ -33,6 +34,7 @@ from onnxopt_cli.oracle.stacked import (
 )
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
+    flushed_value,
     in_double,
     is_wide,
     widened,
@@ -57,8 +59,8 @@ _BLOCK_ELEMENTS = 1 << 20
 # The module of the base classes of unary and binary operators. Methods of these classes check
 # types.
 _CHECKING_MODULE = "onnx.reference.ops._op"
-# If the initializers have more elements than this in total, they are converted to double at each
-# use, to save memory.
+# If initializers and constants have more elements than this in total, they are converted to double
+# at each use, to save memory.
 _MAX_WIDENED_ELEMENTS = 1 << 23
 #: A function that computes the outputs of a node from its inputs.
 Compute = Callable[..., tuple[Any, ...]]
@@ -95,9 +97,10 @@ class ReferenceModel:
     Attributes:
         wide: whether this instance computes in double.
         visits: the state of the current run. Instances that share nodes also share this state.
-        arrays: the initializers. A wide instance keeps its initializers in the model's own types if
-            they would take too much memory as doubles.
-        proto: the model without its initializers; in double if ``wide``.
+        arrays: the initializers, and the values of ``Constant`` nodes that need not run. A wide
+            instance keeps them in the model's own types if they would take too much memory as
+            doubles.
+        proto: the model without initializers and without these nodes; in double if ``wide``.
     """
 
     def __init__(
@@ -119,7 +122,9 @@ class ReferenceModel:
         # visitor.
         self.visits: Visits = donor.visits if donor else Visits(converts=wide and self._is_narrow())
         self.proto: onnx.ModelProto = (
-            donor.proto if donor else _without_initializers(model, like, wide=wide)
+            donor.proto
+            if donor
+            else _without_initializers(model, like, self.arrays.keys(), wide=wide)
         )
         self._evaluator = self._evaluator_class(expanded, functions or {}, donor)(self.proto)
 
@@ -469,16 +474,51 @@ def _released(nodes: Sequence[SimpleNamespace], returned: Collection[str]) -> li
 def _initializers(
     model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
 ) -> dict[str, Any]:
-    """Return the initializers of a graph; as doubles if ``wide`` is set and they are few."""
+    """Return the initializers and constants of a graph; as doubles if ``wide`` and they are few."""
     arrays = (
         like.arrays
         if like and not like.wide
         else {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        | _constants(model.graph)
     )
     size = sum(array.size for array in arrays.values())
     if not wide or size > _MAX_WIDENED_ELEMENTS:
         return arrays
     return {name: widened_value(array) for name, array in arrays.items()}
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
+    """Return the values of ``Constant`` nodes that need not run, by the names of their outputs.
+
+    A node runs if its value may leave the range of the type, because a visitor must see this. All
+    nodes run if the graph has fewer than two other nodes, because the tolerances of a single node
+    follow other rules.
+    """
+    others = [
+        node
+        for node in graph.node
+        if node.op_type != "Constant"
+        and node.domain in _DEFAULT_DOMAIN
+        and not any(subgraphs(node))
+    ]
+    if len(others) <= 1:
+        return {}
+    returned = {info.name for info in graph.output}
+    values = {
+        node.output[0]: numpy_helper.to_array(attribute.t)
+        for node in graph.node
+        if node.op_type == "Constant" and node.domain in _DEFAULT_DOMAIN
+        for attribute in node.attribute
+        if attribute.name == "value" and node.output[0] not in returned
+    }
+    return {name: value for name, value in values.items() if _is_ordinary(value)}
+
+
+def _is_ordinary(value: Array) -> bool:
+    """Return whether a tensor has only integers, booleans, or finite normal numbers and zeros."""
+    if value.dtype.kind in "biu":
+        return True
+    return value.dtype in ROUNDOFF and flushed_value(value) is value and np.isfinite(value).all()
 
 
 def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
@@ -487,15 +527,25 @@ def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:
 
 
 def _without_initializers(
-    model: onnx.ModelProto, like: ReferenceModel | None, *, wide: bool
+    model: onnx.ModelProto, like: ReferenceModel | None, arrays: Collection[str], *, wide: bool
 ) -> onnx.ModelProto:
-    """Return a model without initializers, in which the attributes of functions are bound."""
+    """Return a model without initializers, in which the attributes of functions are bound.
+
+    Args:
+        model: the model.
+        like: a reference model for the same model; None if there is none.
+        arrays: the names of the initializers, and of the values of nodes that need not run.
+        wide: whether to return a model in double.
+    """
     if like and wide and not like.wide:
         return widened(like.proto)
     bare = model
-    if model.graph.initializer:
+    if arrays:
         graph = onnx.GraphProto(name=model.graph.name)
-        for field in ("node", "input", "output", "value_info"):
+        graph.node.extend(
+            node for node in model.graph.node if not any(name in arrays for name in node.output)
+        )
+        for field in ("input", "output", "value_info"):
             getattr(graph, field).extend(getattr(model.graph, field))
         bare = onnx.ModelProto(ir_version=model.ir_version, graph=graph)
         bare.opset_import.extend(model.opset_import)

@@ -71,6 +71,14 @@ def largest_finite(dtype: np.dtype[Any]) -> float:
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
+def flushed_value(value: Value) -> Value:
+    """Return a tensor with zeros in place of subnormal numbers; the same tensor if it has none."""
+    if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
+        return value
+    small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))
+    return np.where(small, value.dtype.type(0), value) if small.any() else value
+
+
 def is_wide(value: object) -> bool:
     """Return whether a value is a tensor of doubles, real or complex."""
     # Do not use the kind of the dtype, because NumPy also counts some 8-bit types as floating-point

@@ -126,6 +126,25 @@ def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
     )
 
 
+def test_reformulation_has_the_groups_of_runs_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = """
+        agraph (float[8,300] x, float[300,8] w) => (float[8,8] y) {
+            square = Mul(x, x)
+            product = MatMul(square, w)
+            y = HardSigmoid(product)
+        }"""
+    # Two runs of the model exceed this limit. Two runs of the nodes from HardSigmoid on do not.
+    monkeypatch.setattr(stacked, "_MAX_STACKED_BYTES", 100_000)
+    chain = _HEADER + text
+    not_reformulated = chain.replace("HardSigmoid", "Sin")
+    # The run of the reformulation in the model's own types computes the product again.
+    assert _computed_products(chain, monkeypatch) == 1 + _computed_products(
+        not_reformulated, monkeypatch
+    )
+
+
 def _computed_products(text: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return how often the condition estimate of a model computes its matrix product."""
     run, products = ReferenceModel.run, 0
@@ -251,6 +270,48 @@ def test_initializers_are_doubles_in_a_wide_run(size, monkeypatch):
         for output, value in zip(outputs, ((1 + w) * (w * w), 1 + w, w * w), strict=True):
             np.testing.assert_array_equal(output, np.full(size, value), strict=True)
         assert [output.dtype for output in narrow.run(inputs)] == [np.float32] * 3
+
+
+def _visited(text: str) -> list[str]:
+    """Return the operators of the nodes that run in a model, after a check of its outputs."""
+    operators = []
+
+    def visit(node, compute, operands, _index):
+        operators.append(node.op_type)
+        return compute(*operands)
+
+    model = parser.parse_model(f"{_HEADER} agraph (float[2] x) => (float[2] y) {{ {text} }}")
+    inputs = {"x": np.array([1, 2], np.float32)}
+    with corrected():
+        outputs = ReferenceModel(model).run(inputs, visit)
+        (wide,) = ReferenceModel(model, wide=True).run(inputs)
+    expected = ReferenceEvaluator(model).run(None, inputs)
+    np.testing.assert_array_equal(outputs, expected, strict=True)
+    np.testing.assert_allclose(wide, expected[0], rtol=1e-6)
+    assert wide.dtype == np.float64
+    return operators
+
+
+def test_constants_of_a_graph_do_not_run():
+    text = "half = Constant <value = float {0.5}> () a = Mul(x, half) y = Add(a, half)"
+    assert _visited(text) == ["Mul", "Add"]
+
+
+def test_constant_runs_if_a_visitor_may_depend_on_it():
+    # The first constant is subnormal.
+    text = "c = Constant <value = float {1e-40}> () a = Mul(x, c) y = Add(a, x)"
+    assert _visited(text) == ["Constant", "Mul", "Add"]
+    text = "half = Constant <value = float {0.5}> () y = Mul(x, half)"
+    assert _visited(text) == ["Constant", "Mul"]
+
+
+def test_values_of_nodes_contain_constants():
+    text = "half = Constant <value = float {0.5}> () a = Mul(x, half) y = Add(a, half)"
+    model = parser.parse_model(f"{_HEADER} agraph (float[2] x) => (half, a, y) {{ {text} }}")
+    values = values_of_nodes(model, {"x": np.array([1, 2], np.float32)})
+    expected = [np.array(0.5), np.array([0.5, 1]), np.array([1, 1.5])]
+    for value, array in zip(values, expected, strict=True):
+        np.testing.assert_array_equal(value, array.astype(np.float32), strict=True)
 
 
 def test_reformulation_shares_nodes_that_it_does_not_change():

@@ -65,7 +65,6 @@ from onnxopt_cli.oracle.estimate.evaluations import (
     SharedState,
     coarsest_roundoff,
     evaluate_model,
-    flushed_value,
 )
 from onnxopt_cli.oracle.estimate.gradient_check import (
     unconfirmed_elements,
@@ -95,6 +94,7 @@ from onnxopt_cli.oracle.rounding.short_floats import SHIFTED, takes_exact_operan
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
     SINGLE,
+    flushed_value,
     is_short,
     single_value,
     widened,

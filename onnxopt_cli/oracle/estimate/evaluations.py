@@ -49,7 +49,7 @@ from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import dtypes_of, requests_short_sums
 from onnxopt_cli.oracle.rounding.sums import MEANS, may_overflow, with_flushed_root, with_overflow
 from onnxopt_cli.oracle.stacked import outputs_of_runs
-from onnxopt_cli.oracle.widen import ROUNDOFF, smallest_normal, widened_value
+from onnxopt_cli.oracle.widen import ROUNDOFF, flushed_value, widened_value
 
 _MAX_VISITS = 20_000
 # Events in which an intermediate result of a model leaves the range of its type. The first two
@@ -68,7 +68,7 @@ _SPECIALS = (np.nan, np.inf, -np.inf)
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SharedState:
     """The state that the evaluations of a model and its reformulations share.
 
@@ -86,6 +86,7 @@ class SharedState:
     prefix: SharedPrefix = field(default_factory=lambda: SharedPrefix({}))
     classes: dict[object, NodeClass] = field(default_factory=dict)
     unchanged: list[tuple[onnx.ModelProto, bool, ReferenceModel]] = field(default_factory=list)
+    run_bytes: int = 0
 
     def reference_model(
         self,
@@ -198,13 +199,15 @@ def evaluate_model(
     visitor = compute_only if in_short else recorder.native_visitor(first_run.types)
     if visitor is not compute_only:
         native = _run_with_range_events(native_model, inputs, visitor, range_events)
+    run_bytes = wide_model.visits.peak_bytes + recorder.largest_node_bytes
+    shared.run_bytes = max(shared.run_bytes, run_bytes)
     perturbed_outputs = partial(
         _perturbed_outputs,
         run,
         wide_model,
         doubles,
         recorder.sites,
-        run_bytes=wide_model.visits.peak_bytes + recorder.largest_node_bytes,
+        run_bytes=shared.run_bytes,
     )
     perturbed = perturbed_outputs(recorder.step) if recorder.has_movements else [()] * len(native)
     columns = zip(native, exact, perturbed, strict=True)
@@ -387,14 +390,6 @@ def _flushing(visitor: Visitor) -> Visitor:
         return [flushed_value(with_flushed_root(node, operands, output)) for output in outputs]
 
     return visit
-
-
-def flushed_value(value: Value) -> Value:
-    """Return a tensor with zeros in place of subnormal numbers; the same tensor if it has none."""
-    if not isinstance(value, np.ndarray) or value.dtype not in ROUNDOFF:
-        return value
-    small = (value != 0) & (np.abs(value) < smallest_normal(value.dtype))
-    return np.where(small, value.dtype.type(0), value) if small.any() else value
 
 
 def _spreading(visitor: Visitor, special: float) -> Visitor:
