@@ -136,7 +136,7 @@ def test_reformulation_has_the_groups_of_runs_of_the_model(
             y = HardSigmoid(product)
         }"""
     # Two runs of the model exceed this limit. Two runs of the nodes from HardSigmoid on do not.
-    monkeypatch.setattr(stacked, "_MAX_STACKED_BYTES", 100_000)
+    monkeypatch.setattr(stacked, "_MAX_STACKED_BYTES", 130_000)
     chain = _HEADER + text
     not_reformulated = chain.replace("HardSigmoid", "Sin")
     # The run of the reformulation in the model's own types computes the product again.
@@ -303,15 +303,6 @@ def test_constant_runs_if_a_visitor_may_depend_on_it():
     assert _visited(text) == ["Constant", "Mul", "Add"]
     text = "half = Constant <value = float {0.5}> () y = Mul(x, half)"
     assert _visited(text) == ["Constant", "Mul"]
-
-
-def test_values_of_nodes_contain_constants():
-    text = "half = Constant <value = float {0.5}> () a = Mul(x, half) y = Add(a, half)"
-    model = parser.parse_model(f"{_HEADER} agraph (float[2] x) => (half, a, y) {{ {text} }}")
-    values = values_of_nodes(model, {"x": np.array([1, 2], np.float32)})
-    expected = [np.array(0.5), np.array([0.5, 1]), np.array([1, 1.5])]
-    for value, array in zip(values, expected, strict=True):
-        np.testing.assert_array_equal(value, array.astype(np.float32), strict=True)
 
 
 def test_reformulation_shares_nodes_that_it_does_not_change():

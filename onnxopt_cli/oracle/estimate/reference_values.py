@@ -89,12 +89,6 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
     with corrected(), suppress(Exception):
         native_model = ReferenceModel(model)
         wide_model = ReferenceModel(model, wide=True, like=native_model)
-        # A constant is an output of the model, although its node need not run.
-        values |= {
-            name: array
-            for name, array in native_model.arrays.items()
-            if name in declared and _has_type(array, declared[name])
-        }
         all_values = {"": None, **native_model.arrays, **inputs}
         for node, wide_node in zip(native_model.nodes, wide_model.nodes, strict=True):
             if unsupported_reason(node.onnx_node):
