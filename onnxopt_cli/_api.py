@@ -535,6 +535,11 @@ def audit(
     from onnxopt_cli.analysis.audit import audit, find_trials
     from onnxopt_cli.analysis.node_audit import EQUIVALENCE_INPUTS, find_node_trials
 
+    if join:
+        from onnxopt_cli.analysis.audit_in_parts import joined, read_shards
+
+        # The shards are read before the cases, which take longer.
+        shards = read_shards(join)
     cases = _cases(cases)
     trials, problems = find_trials(cases, judging)
     node_trials, contradictions = find_node_trials(cases, judging, jobs, preparing, operators)
@@ -543,9 +548,7 @@ def audit(
         invalid(problems)
     elsewhere: Callable[..., Iterator[Any]] | None = None
     if join:
-        from onnxopt_cli.analysis.audit_in_parts import joined
-
-        elsewhere = partial(joined, join, trials, node_trials=node_trials)
+        elsewhere = partial(joined, shards, trials, node_trials=node_trials)
     elif cluster is not None:
         from onnxopt_cli.analysis.audit_in_parts import outcomes
 

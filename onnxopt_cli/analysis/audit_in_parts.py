@@ -125,30 +125,17 @@ def open_audit(arguments: _WorkerArguments, tree: Path) -> Iterator[tuple[Any, H
     yield [], answer
 
 
-def joined(
-    paths: Sequence[Path],
-    trials: Mapping[str, Sequence[AuditedCase]],
-    tasks: Sequence[Task],
-    *,
-    node_trials: Mapping[str, Sequence[NodeTrial]],
-) -> Iterator[Verdict | Sequence[Inconclusive]]:
-    """Yield the outcomes of tasks, in order, from the files of an audit's shards.
+def read_shards(paths: Sequence[Path]) -> dict[Path, AuditShard]:
+    """Read the shards of an audit.
 
     Args:
-        paths: files written by ``onnxopt audit --shard --json``, one for each shard.
-        trials: the cases; they must be the same as in the shards.
-        tasks: all tasks of the audit.
-        node_trials: the cases of operators without a formula.
+        paths: files written by ``onnxopt audit --shard --json``.
 
     Raises:
-        UsageError: if a file is not a shard or belongs to another audit, or if no file has the
-            outcome of a task.
+        UsageError: if a file is not a shard, or was made with other versions.
     """
-    outcomes_by_name: dict[_OutcomeKey, Any] = {}
-    digests = {name: digest(own_trials) for name, own_trials in trials.items() if own_trials}
-    digests |= {name: digest(own_trials) for name, own_trials in node_trials.items()}
-    for path in paths:
-        shard = _read_shard(path)
+    shards = {path: _read_shard(path) for path in paths}
+    for path, shard in shards.items():
         differences = [
             f"{name} ({shard.versions.get(name, 'none')}, here {version})"
             for name, version in VERSIONS.items()
@@ -159,6 +146,31 @@ def joined(
                 printable(f"{path} was made with other versions: {', '.join(differences)}"),
                 hint="create and join all shards with the same versions on similar machines",
             )
+    return shards
+
+
+def joined(
+    shards: Mapping[Path, AuditShard],
+    trials: Mapping[str, Sequence[AuditedCase]],
+    tasks: Sequence[Task],
+    *,
+    node_trials: Mapping[str, Sequence[NodeTrial]],
+) -> Iterator[Verdict | Sequence[Inconclusive]]:
+    """Yield the outcomes of tasks, in order, from the shards of an audit.
+
+    Args:
+        shards: all shards of the audit, by the path of their file.
+        trials: the cases; they must be the same as in the shards.
+        tasks: all tasks of the audit.
+        node_trials: the cases of operators without a formula.
+
+    Raises:
+        UsageError: if a shard belongs to another audit, or if no shard has the outcome of a task.
+    """
+    outcomes_by_name: dict[_OutcomeKey, Any] = {}
+    digests = {name: digest(own_trials) for name, own_trials in trials.items() if own_trials}
+    digests |= {name: digest(own_trials) for name, own_trials in node_trials.items()}
+    for path, shard in shards.items():
         if shard.digests != digests:
             raise UsageError(
                 f"{printable(str(path))} is an audit of other cases or other expected outputs",
@@ -187,7 +199,7 @@ def joined(
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class AuditShard:
     """A shard of an audit, as read from its file.
 
     Attributes:
@@ -201,7 +213,7 @@ class _Shard:
     outcomes: Mapping[_OutcomeKey, Any]
 
 
-def _read_shard(path: Path) -> _Shard:
+def _read_shard(path: Path) -> AuditShard:
     """Read a file written by ``onnxopt audit --shard --json``.
 
     Raises:
@@ -221,7 +233,7 @@ def _read_shard(path: Path) -> _Shard:
                 for verdict in score[kind]:
                     if "excess" in verdict:
                         outcomes[name, kind, verdict["name"]] = verdict
-        return _Shard({**document.get("versions", {})}, digests, outcomes)
+        return AuditShard({**document.get("versions", {})}, digests, outcomes)
     except (Malformed, ValueError) as error:
         problem = f"is not a shard of an audit: {error}"
     except (KeyError, TypeError, AttributeError):

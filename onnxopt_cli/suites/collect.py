@@ -135,7 +135,7 @@ def collect(
         UsageError: if a target does not exist; if ``model_inputs`` does not fit the models, or no
             target is a model; if two different cases have the same id; or if an id is reserved for
             results outside of cases.
-        NothingSelected: if the targets contain neither a case nor a fault.
+        NothingSelected: if a target contains neither a case nor a fault.
     """
     targets = targets or default_targets()
     cases: dict[str, Case] = {}
@@ -144,6 +144,11 @@ def collect(
     for target in targets:
         found, wrong = _find(target, suites, memory, each, open_progress, model_inputs)
         problems += [problem for problem in wrong if problem not in problems]
+        if not found and not wrong:
+            raise NothingSelected(
+                f"no case in {printable(target)}",
+                hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
+            )
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
                 raise UsageError(
@@ -157,11 +162,6 @@ def collect(
                     f"{earlier.location} and {case.location}",
                     hint="run them one after the other, or rename a suite or a folder",
                 )
-    if not cases and not problems:
-        raise NothingSelected(
-            f"no case in {', '.join(map(printable, targets))}",
-            hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
-        )
     if model_inputs != DRAWN_INPUTS:
         paths = [case.location.path for case in cases.values()]
         require_settings_of_models([path for path in paths if path.suffix == ".onnx"], model_inputs)

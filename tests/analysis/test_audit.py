@@ -11,6 +11,10 @@ from contextlib import contextmanager
 import pytest
 from places import REPOSITORY
 
+from onnxopt_cli import UsageError, audit
+from onnxopt_cli.cases.case import Case
+from onnxopt_cli.core.result import Location
+
 INCONCLUSIVE = """\
 onnxopt: 1
 suite: weak
@@ -99,6 +103,15 @@ def test_joined_shards_equal_the_complete_audit(workplace, onnxopt):
     not_a_shard = onnxopt("audit", "weak.yaml", "--join", "complete.json")
     assert not_a_shard.code == 2
     assert "complete.json is not a shard of an audit\n" in not_a_shard.err
+
+
+def test_a_file_that_is_not_a_shard_is_reported_before_cases_are_loaded(tmp_path):
+    loaded_cases = []
+    case = Case("suite/case", Location(tmp_path), lambda: loaded_cases.append("suite/case"))
+    (tmp_path / "notes.json").write_text("{}")
+    with pytest.raises(UsageError, match="is not a shard of an audit"):
+        audit([case], join=[tmp_path / "notes.json"])
+    assert not loaded_cases
 
 
 @pytest.mark.slow

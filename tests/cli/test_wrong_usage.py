@@ -13,6 +13,7 @@ import pytest
         ("backends chek", 2, "No such command 'chek'", "Did you mean 'check'?"),
         ("run specs", 2, "no such path, suite or case: specs", "did you mean spec?"),
         ("run empty", 5, "no case in empty", "cases are .yaml or .json files"),
+        ("run spec empty", 5, "no case in empty", "cases are .yaml or .json files"),
         ("run notes.txt", 2, "notes.txt is not a case file", "cases are .yaml or .json files"),
         ("run damaged.yaml", 2, "damaged.yaml:1: found bytes that are not UTF-8", "expected UTF-8"),
         ("run spec -k zzz", 5, "no case is selected, of 7 found", "onnxopt list"),
