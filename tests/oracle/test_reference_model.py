@@ -26,7 +26,8 @@ from onnxopt_cli.oracle.evaluator import (
     native_outputs,
     sequential_sums,
 )
-from onnxopt_cli.oracle.patching import corrected
+from onnxopt_cli.oracle.patching import corrected, reference_modules
+from onnxopt_cli.oracle.rounding.intermediate_values import moved_weights
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
 
 _HEADER = '<ir_version: 8, opset_import: ["": 17]>'
@@ -431,6 +432,18 @@ def test_scores_of_trees_are_transformed():
         ((value, tolerance), *_) = reading.conditioned_outputs[0].right
         np.testing.assert_allclose(value, [expected], rtol=1e-6)
         assert (tolerance <= 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    "names", [["base_values", "target_weights"], ["target_weights", "base_values"]]
+)
+def test_roundings_of_trees_do_not_depend_on_the_order_of_attributes(names, monkeypatch):
+    owner = reference_modules().aionnxml.op_tree_ensemble_regressor.TreeEnsembleRegressor
+    monkeypatch.setattr(owner, "_run", lambda _node, **attributes: attributes)
+    roundings = iter([0.25, 0.5])
+    with moved_weights("TreeEnsembleRegressor", lambda _weights: next(roundings)):
+        moved = owner._run(None, **{name: [1.0] for name in names})
+    assert moved == {"base_values": [1.25], "target_weights": [1.5]}
 
 
 def test_scores_of_trees_after_probit_are_not_judged():

@@ -133,7 +133,8 @@ def moved_weights(op_type: str, move: Callable[[Array], Array]) -> AbstractConte
     original = owner._run  # noqa: SLF001 - no public method takes the attributes
 
     def run(node: Any, *operands: Any, **attributes: Any) -> Any:
-        for name, value in attributes.items():
+        # The reference passes the attributes in an order that differs between processes.
+        for name, value in sorted(attributes.items()):
             if name.startswith(_WEIGHTS) and value is not None:
                 weights = np.asarray(value, np.float64)
                 attributes[name] = weights + move(weights)
