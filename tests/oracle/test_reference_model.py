@@ -115,14 +115,32 @@ def test_shared_nodes_do_not_change_an_estimate(
                     np.testing.assert_array_equal(pair, expected_pair)
 
 
+# The value of the branch is not kept for reformulations, which begin at HardSigmoid.
+_LARGE_BRANCH = """
+    agraph (float[8,300] x, float[300,8] w) => (float[300,300] y) {
+        product = MatMul(w, x)
+        total = ReduceSum <keepdims = 0> (product)
+        zero = Constant <value = float {0}> ()
+        positive = Greater(total, zero)
+        chosen = If (positive) <
+            then_branch = positive_total () => (float[300,300] a) { a = Tanh(product) },
+            else_branch = other_total () => (float[300,300] b) { b = Neg(product) }
+        >
+        sine = Sin(chosen)
+        hard = HardSigmoid(sine)
+        y = Sigmoid(hard)
+    }"""
+
+
+@pytest.mark.parametrize("text", [_MODELS["chain"], _LARGE_BRANCH])
 def test_nodes_before_a_reformulated_one_run_once_for_all_reformulations(
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chain = _HEADER + _MODELS["chain"]
-    not_reformulated = chain.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
+    reformulated = _HEADER + text
+    not_reformulated = reformulated.replace("HardSigmoid", "Sin").replace("Sigmoid", "Exp")
     # The model has two reformulations. For each of them, one run computes the product again: the
     # run in the model's own types.
-    assert _computed_products(chain, monkeypatch) == 2 + _computed_products(
+    assert _computed_products(reformulated, monkeypatch) == 2 + _computed_products(
         not_reformulated, monkeypatch
     )
 

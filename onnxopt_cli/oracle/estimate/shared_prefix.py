@@ -33,7 +33,8 @@ _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
 # Marks an output that is not kept. The marker is not None, because None denotes an omitted operand.
-_NOT_KEPT = object()
+# Its type is one that a branch may return.
+_NOT_KEPT = Stacked(())
 
 
 class _CannotResumeError(Exception):
