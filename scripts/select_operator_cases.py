@@ -299,8 +299,9 @@ def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTri
     for schema in schemas(operator):
         for seed in seeds[schema.since_version]:
             draws[f"v{schema.since_version}_{seed}"] = partial(draw_seeded, schema, seed)
-    for name in boundaries(operator):
-        draws[name] = partial(draw_boundary, operator, name)
+        for name in boundaries(operator, schema.since_version):
+            draw = partial(draw_boundary, operator, name, schema.since_version)
+            draws[f"v{schema.since_version}_{name}"] = draw
     cases = [
         Case(
             f"{operator}/{name}",

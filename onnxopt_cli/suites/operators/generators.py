@@ -13,14 +13,17 @@ from onnx.defs import OpSchema
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.boundaries.boundary_attributes import boundary_attributes
 from onnxopt_cli.suites.operators.boundaries.boundary_forms import boundary_forms
+from onnxopt_cli.suites.operators.boundaries.boundary_graphs import boundary_graphs
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
 from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
 from onnxopt_cli.suites.operators.boundaries.boundary_limits import boundary_limits
+from onnxopt_cli.suites.operators.boundaries.boundary_ranks import boundary_ranks
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
 from onnxopt_cli.suites.operators.boundaries.boundary_sums import boundary_sums
 from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
 from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.boundaries.directed_draws import directed_draws
+from onnxopt_cli.suites.operators.boundaries.older_boundaries import older_boundaries
 from onnxopt_cli.suites.operators.elementwise_nodes import ELEMENTWISE
 from onnxopt_cli.suites.operators.generated_node import OLDEST_OPSET, GeneratedNode
 from onnxopt_cli.suites.operators.image_nodes import IMAGE
@@ -101,33 +104,41 @@ def schemas(operator: str) -> Sequence[OpSchema]:
     return versions
 
 
-def boundaries(operator: str) -> Mapping[str, Callable[[NodeDraft], None]]:
+def boundaries(
+    operator: str, version: int | None = None
+) -> Mapping[str, Callable[[NodeDraft], None]]:
     """Return the generators of an operator's boundary nodes, by name of the boundary.
 
-    The nodes belong to the newest version of the operator.
+    Args:
+        operator: the operator.
+        version: the operator's version; None for the newest version, which has most of the nodes.
     """
-    return _boundaries_by_operator().get(operator, {})
+    version = schemas(operator)[0].since_version if version is None else version
+    return _boundaries_by_version().get((operator, version), {})
 
 
 @cache
-def _boundaries_by_operator() -> Mapping[str, Mapping[str, Callable[[NodeDraft], None]]]:
+def _boundaries_by_version() -> Mapping[tuple[str, int], Mapping[str, Callable[[NodeDraft], None]]]:
     sources = (
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
         *(boundary_limits(), boundary_integers(), boundary_forms()),
-        *(boundary_attributes(), boundary_sums()),
+        *(boundary_attributes(), boundary_sums(), boundary_ranks(), boundary_graphs()),
         directed_draws(GENERATORS),
     )
-    by_operator: dict[str, dict[str, Callable[[NodeDraft], None]]] = {}
+    by_version: dict[tuple[str, int], dict[str, Callable[[NodeDraft], None]]] = {}
     for operator, name, generate in chain(*sources):
-        by_operator.setdefault(operator, {})[name] = generate
-    return by_operator
+        newest = schemas(operator)[0].since_version
+        by_version.setdefault((operator, newest), {})[name] = generate
+    for operator, version, name, generate in older_boundaries():
+        by_version.setdefault((operator, version), {})[name] = generate
+    return by_version
 
 
-def draw_boundary(operator: str, name: str) -> GeneratedNode:
-    """Draw an operator's node at a boundary."""
-    schema = schemas(operator)[0]
+def draw_boundary(operator: str, name: str, version: int | None = None) -> GeneratedNode:
+    """Draw an operator's node at a boundary. The arguments are those of :func:`boundaries`."""
+    schema = next(schema for schema in schemas(operator) if version in (None, schema.since_version))
     choices = SeededChoices(f"{operator}-{schema.since_version}-{name}")
-    return draw_with(schema, boundaries(operator)[name], choices)
+    return draw_with(schema, boundaries(operator, schema.since_version)[name], choices)
 
 
 def draw(schema: OpSchema, choices: Choices, *, is_exceptional: bool = False) -> GeneratedNode:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The name of the suite.
 OPERATORS = "operators"
 #: The version of the suite. Increment the version when a case is added, removed or changed.
-VERSION = "13"
+VERSION = "14"
 _SELECTION = "selected_seeds.json"
 
 
@@ -58,9 +58,10 @@ def selected_nodes(operator: str) -> Iterator[tuple[str, GeneratedNode]]:
     for schema in schemas(operator):
         for seed in selected.get(schema.since_version, ()):
             yield f"v{schema.since_version}_{seed}", draw_seeded(schema, seed)
-    newest = schemas(operator)[0].since_version
-    for name in boundaries(operator):
-        yield f"v{newest}_{name}", draw_boundary(operator, name)
+    for schema in schemas(operator):
+        version = schema.since_version
+        for name in boundaries(operator, version):
+            yield f"v{version}_{name}", draw_boundary(operator, name, version)
 
 
 def operator_cases(stem: str = "", open_progress: OpenProgress = hide_progress) -> list[Case]:

@@ -156,6 +156,8 @@ def _machines() -> Iterator[tuple[str, str, Generator]]:
     }
     texts = ["b", "a", "\u00e9"]
     yield "SVMClassifier", "texts", fixed_node(x, outputs=2, classlabels_strings=texts, **machine)
+    negative = fixed_node(x, outputs=2, classlabels_ints=[-5, 3, -7], **machine)
+    yield "SVMClassifier", "negative_labels", negative
     regressor: dict[str, Any] = {
         "support_vectors": [0.5, 1.0, -1.0, 2.0],
         "coefficients": [1.0, -0.5],

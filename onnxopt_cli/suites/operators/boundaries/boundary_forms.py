@@ -89,6 +89,13 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
         "axes_without_value",
         fixed_node(distinct(3, 4, 2), pads, None, int64s(2, 0)),
     )
+    for stem, shape, frame in (("two_samples", (1, 2, 2), 2), ("one_frame", (2, 5, 2), 5)):
+        waves = fixed_node(distinct(*shape), np.array(1), None, np.array(frame), onesided=0)
+        yield "STFT", f"complex_{stem}", waves
+    for operator, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+        weights, recurrent = distinct(1, 2 * gates, 3) / 4, distinct(1, 2 * gates, 2) / 8
+        omitted = fixed_node(distinct(4, 1, 3), weights, recurrent, outputs=2)
+        yield operator, "hidden_size_omitted", omitted
     rows, words = np.array([[0.25, -3.5]], np.float32), distinct(2, 3)
     yield "Gemm", "negative_scalars", fixed_node(rows, words, alpha=-0.5, beta=3.0)
 

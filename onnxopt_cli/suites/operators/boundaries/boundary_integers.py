@@ -1,8 +1,8 @@
 """Nodes with integers that do not fit into 32 bits, or into fewer bits.
 
-Examples are positions and counts beyond the range of an axis, categories that differ only in their
-upper bits, and numbers whose lower bits are zero. An implementation that converts the integers to a
-narrower type returns wrong elements.
+Examples are positions and counts beyond the range of an axis, lengths above 127, categories that
+differ only in their upper bits, and numbers whose lower bits are zero. An implementation that
+converts the integers to a narrower type returns wrong elements.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from onnx import TensorProto
 
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.boundary_types import loop
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    distinct,
+    fixed_node,
+    int64s,
+)
 
 # The smallest positive integer whose lower 32 bits are all zero.
 _WORD = 2**32
@@ -30,6 +35,11 @@ def boundary_integers() -> Iterator[tuple[str, str, Generator]]:
     yield from _positions()
     yield from _categories()
     yield from _zero_words()
+    yield from _shapes()
+    yield from _lengths()
+    yield from _places()
+    yield from _ignored_targets()
+    yield from _features()
 
 
 def _positions() -> Iterator[tuple[str, str, Generator]]:
@@ -51,6 +61,9 @@ def _positions() -> Iterator[tuple[str, str, Generator]]:
     boxes = np.array([corners], np.float32)
     limited = fixed_node(boxes, scores, np.array([_WORD + 1]))
     yield "NonMaxSuppression", "limit_beyond_32_bits", limited
+    shifted = np.array([5, 7], np.uint64)
+    counts = np.array([_WORD + 1, 300], np.uint64)
+    yield "BitShift", "counts_beyond_32_bits", fixed_node(shifted, counts, direction="LEFT")
 
 
 def _categories() -> Iterator[tuple[str, str, Generator]]:
@@ -93,3 +106,157 @@ def _zero_words() -> Iterator[tuple[str, str, Generator]]:
         if dtype.endswith("64"):
             yield "CastLike", f"zero_words_{dtype}_bool", fixed_node(x, np.zeros(1, bool))
         yield "NonZero", f"zero_words_{dtype}", fixed_node(x)
+
+
+def _shapes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield tensors whose last axis is longer than 2^32 or 2^24, and whose first axis is empty."""
+    stem, length = "axis_beyond_32_bits", _WORD + 1
+    shape, empty = int64s(0, length), np.zeros((0, 1), np.float32)
+    yield "ConstantOfShape", stem, fixed_node(shape)
+    yield "Expand", stem, fixed_node(empty, shape)
+    yield "Pad", stem, fixed_node(empty, int64s(0, 0, 0, length))
+    yield "Reshape", stem, fixed_node(empty[:, 0], shape, allowzero=1)
+    # Many runtimes limit the number of repetitions and the lengths of parts to 32 bits.
+    stem, length = "axis_beyond_24_bits", 2**24 + 1
+    yield "Tile", stem, fixed_node(empty, int64s(1, length))
+    parts = fixed_node(np.zeros((0, length + 2), np.int8), int64s(length, 2), axis=1, outputs=2)
+    yield "Split", stem, parts
+    wide = np.zeros((0, length + 9), np.int8)
+    for place, bounds in (("start", (length, length + 9)), ("end", (0, length))):
+        sliced = fixed_node(wide, *map(int64s, bounds), int64s(1))
+        yield "Slice", f"{place}_beyond_24_bits", sliced
+    values = np.array([-1.5, 2.0], np.float32)
+    yield "OneHot", stem, fixed_node(int64s(), np.array(length), values)
+
+
+def _lengths() -> Iterator[tuple[str, str, Generator]]:
+    """Yield lengths and steps that do not fit into 8 bits, 32 bits or a float32."""
+    for operator in ("BlackmanWindow", "HammingWindow", "HannWindow"):
+        yield operator, "size_beyond_8_bits", fixed_node(np.array(300))
+    mel = "MelWeightMatrix"
+    low = np.float32(0)
+    for stem, counts, high in (
+        ("bins_beyond_8_bits", (200, 1024, 44100), 20000),
+        ("length_beyond_8_bits", (4, 300, 8192), 4000),
+        ("rate_beyond_32_bits", (3, 64, _WORD + 8000), 2e9),
+    ):
+        yield mel, stem, fixed_node(*map(np.int64, counts), low, np.float32(high))
+    for stem, start, limit, delta in (
+        ("8", 0, 1000, 300),
+        ("24", 0, 2**25 + 10, 2**24 + 1),
+        ("32", 0, 2**34, _WORD + 1),
+    ):
+        bounds = map(np.int64, (start, limit, delta))
+        yield "Range", f"delta_beyond_{stem}_bits", fixed_node(*bounds)
+    row = distinct(4)
+    stem = "length_beyond_8_bits"
+    yield "DFT", stem, fixed_node(row.reshape(1, 4, 1), np.array(256))
+    signal = distinct(1, 266, 1)
+    yield "STFT", stem, fixed_node(signal, np.array(5), None, np.array(256))
+    step = fixed_node(signal[:, :5].copy(), np.array(_WORD + 1), None, np.array(2))
+    yield "STFT", "step_beyond_32_bits", step
+    stem = "length_beyond_8_bits"
+    yield "CenterCropPad", stem, fixed_node(row, int64s(200))
+    yield "Pad", stem, fixed_node(row, int64s(200, 130))
+    yield "Tile", stem, fixed_node(row, int64s(200))
+    table = distinct(203)
+    yield "Split", stem, fixed_node(table, int64s(200, 3), outputs=2)
+    yield "SplitToSequence", stem, fixed_node(table, np.array(200))
+    yield "TopK", stem, fixed_node(np.arange(203, dtype=np.float32) * 89 % 203, int64s(200))
+    columns = distinct(1, 136, 5)
+    yield "Col2Im", stem, fixed_node(columns, int64s(1, 140), int64s(1, 136))
+    pooled = np.array([[[1.5, -2.0, 3.0]]], np.float32)
+    places = int64s(5, 0, 3).reshape(pooled.shape)
+    unpooled = fixed_node(pooled, places, int64s(1, 1, 200), kernel_shape=[2], strides=[2])
+    yield "MaxUnpool", stem, unpooled
+
+
+def _places() -> Iterator[tuple[str, str, Generator]]:
+    """Yield positions, sequence lengths and limits above 127."""
+    stem = "place_beyond_8_bits"
+    items: list[Any] = [np.array([k], np.float32) for k in range(140)]
+    place = np.array(136)
+    for operator in ("SequenceAt", "SequenceErase"):
+        yield operator, stem, fixed_node(items, place)
+    yield "SequenceInsert", stem, fixed_node(items, items[3], place)
+    table = np.arange(200, dtype=np.float32)
+    yield "GatherND", stem, fixed_node(table, int64s([136], [8]))
+    cache = table.reshape(1, 1, 200, 1)
+    yield "TensorScatter", stem, fixed_node(cache, -cache[:, :, :2], int64s(136))
+    angles = np.stack([np.cos(table), np.sin(table)])[..., None]
+    rotated = fixed_node(distinct(1, 1, 2, 2), *angles, int64s([136, 8]))
+    yield "RotaryEmbedding", stem, rotated
+    keys = distinct(1, 1, 140, 2)
+    query = keys[:, :, 7:9].copy()
+    valid = fixed_node(query, keys, -keys, None, None, None, int64s(136))
+    yield "Attention", "length_beyond_8_bits", valid
+    for operator, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4)):
+        steps, weights = distinct(300, 1, 3), distinct(1, 2 * gates, 3) / 4
+        recurrent = distinct(1, 2 * gates, 2) / 8
+        lengths = np.array([200], np.int32)
+        sequence = fixed_node(steps, weights, recurrent, None, lengths, hidden_size=2, outputs=2)
+        yield operator, "length_beyond_8_bits", sequence
+    left = np.arange(140, dtype=np.float32) * 2
+    zeros = np.zeros_like(left)
+    boxes = np.stack([zeros, left, zeros + 1, left + 1], axis=1)[None]
+    scores = (140 - np.arange(140, dtype=np.float32)) / 256
+    many = fixed_node(boxes, scores.reshape(1, 1, 140), int64s(136))
+    yield "NonMaxSuppression", "limit_beyond_8_bits", many
+
+
+def _ignored_targets() -> Iterator[tuple[str, str, Generator]]:
+    """Yield losses that ignore a target whose lower 32 bits are those of a class."""
+    scores, ignored = distinct(3, 4, 2) / 4, _WORD + 1
+    targets = int64s([1, ignored], [2, 3], [ignored, 0])
+    for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        loss = fixed_node(scores, targets, ignore_index=ignored)
+        yield operator, "ignored_beyond_32_bits", loss
+
+
+def _features() -> Iterator[tuple[str, str, Generator]]:
+    """Yield features whose upper bits determine the result."""
+    stem = "features_beyond_32_bits"
+    x = int64s([_WORD + 5, 3], [2, -_WORD - 7])
+    yield "Scaler", stem, fixed_node(x, offset=[0.0, 1.0], scale=[0.5, 2.0])
+    yield "FeatureVectorizer", stem, fixed_node(x, -x, inputdimensions=[2, 2])
+    weights: dict[str, Any] = {"coefficients": [0.5, -2.0], "intercepts": [1.0]}
+    yield "LinearRegressor", stem, fixed_node(x, **weights)
+    classes: dict[str, Any] = {"coefficients": [0.5, -2.0, 1.0, 0.25], "intercepts": [1.0, 0.0]}
+    classifier = fixed_node(x, classlabels_ints=[4, 9], outputs=2, **classes)
+    yield "LinearClassifier", stem, classifier
+    machine = fixed_node(
+        x,
+        kernel_type="LINEAR",
+        kernel_params=[0.0, 0.0, 0.0],
+        coefficients=[0.75, -0.5],
+        rho=[0.125],
+    )
+    yield "SVMRegressor", stem, machine
+    classified = fixed_node(
+        np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32),
+        kernel_type="RBF",
+        kernel_params=[0.25, 0.0, 3.0],
+        support_vectors=[0.5, 1.0, -1.0, 2.0, 1.0, -2.5],
+        coefficients=[1.0, -0.5, 0.25, 0.5, -0.75, 1.0],
+        vectors_per_class=[1, 1, 1],
+        rho=[-0.25, -0.25, 0.125],
+        classlabels_ints=[_WORD + 5, 5, 2**40 + 1],
+        outputs=2,
+    )
+    yield "SVMClassifier", "labels_beyond_32_bits", classified
+    trees = fixed_node(
+        x,
+        nodes_treeids=[0, 0, 0],
+        nodes_nodeids=[0, 1, 2],
+        nodes_modes=["BRANCH_LEQ", "LEAF", "LEAF"],
+        nodes_featureids=[0, 0, 0],
+        nodes_values=[100.0, 0.0, 0.0],
+        nodes_truenodeids=[1, 0, 0],
+        nodes_falsenodeids=[2, 0, 0],
+        target_treeids=[0, 0],
+        target_nodeids=[1, 2],
+        target_ids=[0, 0],
+        target_weights=[1.0, -2.0],
+        n_targets=1,
+    )
+    yield "TreeEnsembleRegressor", stem, trees

@@ -140,6 +140,17 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
     )
     for operator in ("MatMul", "Gemm"):
         yield operator, "products_int32", fixed_node(*products)
+    # The sum of the products is odd and exceeds 2^24, so that float32 cannot represent it.
+    largest = np.full((1, 1, 301), 255, np.uint8)
+    yield "ConvInteger", "products_uint8", fixed_node(largest, largest)
+    yield "MatMulInteger", "products_uint8", fixed_node(largest[0], largest[0].T.copy())
+    # The sum of the products is -2^24, and the bias is 2^24 + 1.
+    x = np.array([255] * 514 + [2], np.uint8).reshape(1, 1, 515)
+    weights = np.full((1, 1, 515), -128, np.int8)
+    one = np.float32(1)
+    quantized = (x, one, np.uint8(0), weights, one, np.int8(0), one, np.uint8(0))
+    bias = np.array([2**24 + 1], np.int32)
+    yield "QLinearConv", "bias_beyond_24_bits", fixed_node(*quantized, bias)
     sums = np.array([[30000, 30000, 30000], [-40000, 1, 2]], np.int32)
     yield "CumSum", "sums_int32", fixed_node(sums, np.array(1, np.int64))
     yield "ReduceSum", "sums_int32", fixed_node(sums, np.array([1], np.int64))
@@ -380,6 +391,14 @@ def _results() -> Iterator[tuple[str, str, Generator]]:
     words = np.array(["b", "A", "a", "B", "", "b", "\u00e9"], object)
     yield "Unique", "case_of_letters", fixed_node(words, sorted=1, outputs=4)
     yield "SequenceLength", "empty", fixed_node([])
+    tensors: list[Any] = [np.array([k], np.float32) for k in range(140)]
+    yield "SequenceLength", "many", fixed_node(tensors)
+    yield (
+        "StringSplit",
+        "many",
+        fixed_node(np.array(["a " * 200], object), delimiter=" ", outputs=2),
+    )
+    yield "Shape", "long_axis", fixed_node(np.zeros((0, 2**32 + 1), np.int8))
     items: list[Any] = [np.full(2, k, np.float32) for k in range(3)]
     new = np.array([7.0, 8.0], np.float32)
     for position in (-3, -1, 0, 2, 3):

@@ -347,7 +347,6 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "square_second", partial(_square, shapes=((3, 3, 3), (3, 3)))
         yield operator, "square_column", partial(_square, shapes=((3, 3), (3, 1)))
     for operator in _PAIRED:
-        yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
         yield operator, "inner_row", partial(_square, shapes=((2, 3, 2), (2, 1, 2)))
         yield operator, "empty", partial(_square, shapes=((0, 1), (1, 0)))
         yield operator, "six_axes", partial(_square, shapes=((2, 3, 1, 2, 2, 3), (3, 2, 2, 2, 1)))
@@ -356,8 +355,17 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
         yield operator, "single_first", partial(_square, shapes=((1, 1, 1), (2, 3)))
         yield operator, "single_second", partial(_square, shapes=((2, 3), (1,)))
-    # A row along the last axis, which is as long as the first axis.
-    yield "Or", "row_of_truths", fixed_node(np.zeros((3, 3), bool), np.array([True, False, False]))
+    for operator in (*_PAIRED, "PRelu"):
+        if operator not in _COMPARISONS:
+            yield operator, "square_row", partial(_square, shapes=((3, 3), (3,)))
+            if operator != "PRelu":
+                yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
+    # Every comparison has another result if the row is a column.
+    row = np.array([1, 2, 3], np.float32)
+    table = np.array([[1, 1, 3], [2, 2, 2], [3, 3, 1]], np.float32)
+    for operator in _COMPARISONS:
+        yield operator, "square_row", fixed_node(table, row)
+        yield operator, "square_first", fixed_node(row, table)
     row = np.array([2.0, -1.0, 0.5], np.float32)
     for operator in ("LayerNormalization", "RMSNormalization"):
         yield operator, "row_of_scales", fixed_node(distinct(2, 3, 3), row, axis=1)

@@ -486,6 +486,16 @@ def _losses() -> Iterator[tuple[str, str, Generator]]:
         weighted = fixed_node(scores, targets, exceptional, reduction="none")
         yield operator, "exceptional_weights", weighted
         yield operator, "ignored_infinity", fixed_node(ignored, targets[:2], ignore_index=1)
+        # The ignored target is not a class.
+        for stem, other, weights in (
+            ("below_classes", -100, ()),
+            ("above_classes", 100, (-negative,)),
+            ("beyond_float32", 2**24 + 1, ()),
+        ):
+            loss = fixed_node(scores, int64s(1, other, 2), *weights, ignore_index=other)
+            yield operator, f"ignored_{stem}", loss
+    single = fixed_node(scores[:, :1].copy(), int64s(0, 0, 0), ignore_index=0, reduction="none")
+    yield "SoftmaxCrossEntropyLoss", "ignored_only_class", single
     for dtype in ("float16", "float32"):
         x = distinct(4, 6).astype(DTYPES[dtype])
         training = fixed_node(x, np.zeros((), x.dtype), np.array(True), outputs=2)
@@ -519,6 +529,12 @@ def _conversions() -> Iterator[tuple[str, str, Generator]]:
     yield "Cast", "fractions_float16_bool", fixed_node(halves, to=TensorProto.BOOL)
     yield "CastLike", "fractions_float16_bool", fixed_node(halves, np.zeros(1, bool))
     yield "OneHotEncoder", "fractions", _one_hot_fractions
+    # float16 cannot represent 2049, and float32 cannot represent the largest number below 3.
+    classes, pair = int64s(1, 2), np.array([-1.5, 2.0], np.float32)
+    yield "OneHot", "depth_beyond_float16", fixed_node(classes, np.float32(2049), pair)
+    below = np.nextafter(3, 0)
+    yield "OneHot", "depth_below_3", fixed_node(classes, np.array(below), pair)
+    yield "OneHot", "class_below_3", fixed_node(np.array([1, below]), np.array(4), pair)
     for keys, values in (("int64s", "strings"), ("strings", "int64s"), ("floats", "strings")):
         map_keys = partial(_repeated_keys, keys=keys, values=values)
         yield "LabelEncoder", f"repeated_{keys}", map_keys
