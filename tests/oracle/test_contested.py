@@ -3,6 +3,7 @@
 import inspect
 import json
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -154,12 +155,21 @@ def normalizer_case():
     return node, {"x": x}, x / np.array([[2], [3]])
 
 
+def dequantize_case():
+    float4 = ml_dtypes.float4_e2m1fn
+    x, scale = np.array([3, -1, 0.5], float4), np.array(0.25, np.float32)
+    inputs = {"x": x, "scale": scale, "zero_point": np.array(2, float4)}
+    second = (x.astype(np.float64) - 2) * 0.25
+    return helper.make_node("DequantizeLinear", list(inputs), ["Y"]), inputs, second
+
+
 CASES = {
     "Resize": resize_case,
     "RoiAlign": roi_case,
     "Clip": clip_case,
     "MaxUnpool": unpool_case,
     "Normalizer": normalizer_case,
+    "DequantizeLinear": dequantize_case,
 }
 
 
@@ -181,8 +191,8 @@ def stored_cases(request, tmp_path):
         ],
         [helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, second.shape)],
     )
-    imports = [helper.make_opsetid("", 22), helper.make_opsetid("ai.onnx.ml", 3)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    imports = [helper.make_opsetid("", 23), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=11)
     (first,) = ReferenceEvaluator(model).run(None, inputs)
     second = second.astype(np.float32)
     assert not np.allclose(first, second)
@@ -227,3 +237,37 @@ def test_either_reading_passes_and_mixed_readings_fail(onnxopt, stored_cases):
 def test_stored_output_of_neither_reading_is_invalid(onnxopt, stored_cases):
     results, _ = outcomes(onnxopt, stored_cases, "neither", "first")
     assert results["first"][0] == "invalid"
+
+
+@pytest.mark.parametrize(("zero_point", "outcome"), [(0, "pass"), (2, "pass"), (1, "fail")])
+def test_zero_point_of_a_float8_type_is_ignored_or_added(onnxopt, tmp_path, zero_point, outcome):
+    float8 = ml_dtypes.float8_e4m3fn
+    inputs = {
+        "x": np.array([[3, -1, 0.5], [8, -4, 1]], np.float32),
+        "scale": np.array([0.5, 2], np.float32),
+        "zero_point": np.array([2, 2], float8),
+    }
+    quotients = inputs["x"] / inputs["scale"][:, np.newaxis]
+    graph = helper.make_graph(
+        [helper.make_node("QuantizeLinear", list(inputs), ["y"], axis=0)],
+        "g",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+            )
+            for name, value in inputs.items()
+        ],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT8E4M3FN, [2, 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    first = Problem(model, inputs, {"y": quotients.astype(float8)})
+    write_directory(tmp_path / "node" / "test_case", first)
+    (tmp_path / "backend.py").write_text(
+        "import ml_dtypes, numpy as np\n"
+        f"def run(model, inputs): return [np.array({(quotients + zero_point).tolist()}, "
+        "ml_dtypes.float8_e4m3fn)]\n"
+    )
+    backend = f"python:{tmp_path / 'backend.py'}:run"
+    answer = onnxopt("run", str(tmp_path / "node"), "-b", backend, "--no-explain", "-v")
+    assert answer.code == (1 if outcome == "fail" else 0), answer.out
+    assert ("contested: reading 2 of 2" in answer.out) == (zero_point == 2)

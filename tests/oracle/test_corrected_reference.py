@@ -12,7 +12,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from onnxopt_cli.core.compare import largest_share
@@ -365,6 +365,43 @@ def test_nan_takes_the_false_branches_of_trees_by_default():
     x, y, domain = f32([np.nan], [1]), f32([0.75], [0.25]), "ai.onnx.ml"
     node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], domain=domain, **attributes)
     verify(model_of([node], {"x": x}, {"y": y}, 1, domain), {"x": x}, [y])
+
+
+@pytest.mark.parametrize("operator", ["TreeEnsembleRegressor", "TreeEnsembleClassifier"])
+def test_trees_read_tensors_of_doubles(operator):
+    doubles = {
+        "nodes_values": [1 + 1e-12, 0, 0],
+        "base_values": [0.5, 0],
+        "weights": [0.25, 0.75],
+    }
+    part = "target" if operator == "TreeEnsembleRegressor" else "class"
+    attributes = {
+        "nodes_treeids": [0, 0, 0],
+        "nodes_nodeids": [0, 1, 2],
+        "nodes_featureids": [0, 0, 0],
+        "nodes_modes": ["BRANCH_LT", "LEAF", "LEAF"],
+        "nodes_truenodeids": [1, 0, 0],
+        "nodes_falsenodeids": [2, 0, 0],
+        f"{part}_treeids": [0, 0],
+        f"{part}_nodeids": [1, 2],
+        f"{part}_ids": [0, 1],
+    }
+    for name, values in doubles.items():
+        full_name = f"{part}_weights" if name == "weights" else name
+        tensor = numpy_helper.from_array(np.array(values, np.float64))
+        attributes[f"{full_name}_as_tensor"] = tensor
+    x = np.array([[1.0], [1 + 1e-12]])
+    scores, labels = f32([0.75, 0], [0.5, 0.75]), np.array([7, 9])
+    outputs = {"scores": scores}
+    if part == "target":
+        attributes["n_targets"] = 2
+    else:
+        attributes["classlabels_int64s"] = [7, 9]
+        outputs = {"labels": labels, "scores": scores}
+    domain = "ai.onnx.ml"
+    node = helper.make_node(operator, ["x"], list(outputs), domain=domain, **attributes)
+    model = model_of([node], {"x": x}, outputs, 3, domain)
+    verify(model, {"x": x}, list(outputs.values()))
 
 
 def test_one_hot_encoder_casts_floats_to_integers():

@@ -6,7 +6,7 @@ published case, or the source code of onnx's reference. The behaviour of runtime
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from types import SimpleNamespace
@@ -226,6 +226,46 @@ def _normalized_by_formulas(_first: Any, _node: Any, x: Array, norm: str) -> tup
     return (np.where(divisor == 0, rows, y).reshape(x.shape).astype(x.dtype),)
 
 
+# Floating-point types of zero points that onnx's reference ignores.
+_IGNORED_BY_QUANTIZE = frozenset(
+    {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"}
+)
+_IGNORED_BY_DEQUANTIZE = frozenset({"float4_e2m1fn"})
+
+
+def _is_ignored(zero_point: Any, types: Collection[str]) -> bool:
+    return zero_point is not None and zero_point.dtype.name in types and bool(zero_point.any())
+
+
+def _quantized_with_zero_point(
+    first: Any, node: Any, x: Array, scale: Array, zero_point: Any = None, **attributes: Any
+) -> Any:
+    """Add the zero point to the quotients before they are converted."""
+    if not _is_ignored(zero_point, _IGNORED_BY_QUANTIZE):
+        return first(node, x, scale, zero_point, **attributes)
+    axis, block_size, precision = map(attributes.get, ("axis", "block_size", "precision"))
+    reshape = reference_modules().op_quantize_linear._reshape_input  # noqa: SLF001
+    scale, shift = (reshape(part, x.shape, axis, block_size) for part in (scale, zero_point))
+    kind = helper.tensor_dtype_to_np_dtype(precision) if precision else np.result_type(x, scale)
+    quotient = x.astype(kind) / scale.astype(kind)
+    shifted, one = quotient + shift.astype(kind), np.ones((), kind)
+    rest = {"axis": axis, "saturate": attributes.get("saturate", 1)}
+    return first(node, shifted, one, np.zeros((), zero_point.dtype), **rest)
+
+
+def _dequantized_with_zero_point(
+    first: Any, node: Any, x: Array, scale: Array, zero_point: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Subtract the zero point."""
+    if not _is_ignored(zero_point, _IGNORED_BY_DEQUANTIZE):
+        return first(node, x, scale, zero_point, *args, **kwargs)
+    axis, block_size = [*args, *map(kwargs.get, ("axis", "block_size"))][:2]
+    reshape = reference_modules().op_dequantize_linear._reshape_input  # noqa: SLF001
+    shift = reshape(zero_point, x.shape, axis, block_size)
+    shifted = x.astype(np.float32) - shift.astype(np.float32)
+    return first(node, shifted, scale, None, *args, **kwargs)
+
+
 #: The contested questions. Each reading of a question yields an expected result with its own
 #: tolerances.
 CONTESTED: tuple[Contested, ...] = (
@@ -353,6 +393,53 @@ CONTESTED: tuple[Contested, ...] = (
         concerns=_has_signs,
         place="aionnxml.op_normalizer.Normalizer._run",
         second=_normalized_by_formulas,
+    ),
+    Contested(
+        name="QuantizeLinear: a zero point of a float8 type",
+        operator="QuantizeLinear",
+        readings=(
+            Quotation(
+                "return ( onnx.numpy_helper.saturate_cast( "
+                "x, dtype=tensor_dtype_to_np_dtype(tensor_type) ), )",
+                "reference, op_quantize_linear.py; x is the quotient",
+                f"{_TREE}/reference/ops/op_quantize_linear.py",
+            ),
+            Quotation(
+                "`y_zero_point` is usually not used for quantization to float8 and 4bit types, but "
+                "the quantization formula remains the same for consistency",
+                "text of QuantizeLinear 25",
+                f"{_DOCUMENTS}/onnx__QuantizeLinear.html",
+            ),
+        ),
+        outcome=("the zero point is ignored", "the zero point is added to the quotient"),
+        concerns=lambda _attributes, inputs, _opset: _is_ignored(
+            [*inputs, None][2], _IGNORED_BY_QUANTIZE
+        ),
+        place="op_quantize_linear._CommonQuantizeLinear._run",
+        second=_quantized_with_zero_point,
+    ),
+    Contested(
+        name="DequantizeLinear: a zero point of type float4e2m1",
+        operator="DequantizeLinear",
+        readings=(
+            Quotation(
+                "and x_type != TensorProto.FLOAT4E2M1 ):",
+                "reference, op_dequantize_linear.py: the condition for subtracting the zero point",
+                f"{_TREE}/reference/ops/op_dequantize_linear.py",
+            ),
+            Quotation(
+                "`zero-point` is usually not used in the case of float8 and 4-bit types "
+                "quantization, but the dequantization formula remains the same for consistency",
+                "text of DequantizeLinear 25",
+                f"{_DOCUMENTS}/onnx__DequantizeLinear.html",
+            ),
+        ),
+        outcome=("the zero point is ignored", "the zero point is subtracted"),
+        concerns=lambda _attributes, inputs, _opset: _is_ignored(
+            [*inputs, None][2], _IGNORED_BY_DEQUANTIZE
+        ),
+        place="op_dequantize_linear._CommonDequantizeLinear._run",
+        second=_dequantized_with_zero_point,
     ),
 )
 _BY_OPERATOR = {

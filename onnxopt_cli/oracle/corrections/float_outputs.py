@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.corrections.trees import with_doubles
 from onnxopt_cli.oracle.patching import reference_modules, replaces
 
 #: Operators of ai.onnx.ml that convert integers to floats before they compute.
@@ -77,7 +78,7 @@ def _svm_regression(node: Any, original: Any, x: Array, **attributes: Any) -> tu
 def _tree_regression(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Array]:
     # The nodes of trees compare features without rounding them.
     exact = x if x.dtype == np.float32 else x.astype(np.float64)
-    return _regression(node, original, exact, **attributes)
+    return _regression(node, original, exact, **with_doubles(attributes))
 
 
 def _regression(

@@ -7,7 +7,7 @@ ignores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from onnxopt_cli.oracle.patching import replaces
 _AVERAGE, _SUM, _MIN, _MAX = range(4)
 # Values of the attribute post_transform. PROBIT is rejected in corrected_reference.py.
 _NONE, _SOFTMAX, _LOGISTIC, _SOFTMAX_ZERO = range(4)
+# Suffix of the names of attributes that are tensors of doubles.
+_DOUBLES = "_as_tensor"
 # For each value of nodes_modes, the comparison of a feature with the split.
 _COMPARISONS: dict[int, Callable[[Array, Array], Array]] = {
     0: np.less_equal,
@@ -161,8 +163,26 @@ def _scores(x: Array, attributes: dict[str, Any]) -> Array:
 
 @replaces("aionnxml.op_tree_ensemble_helper.TreeEnsemble.__init__")
 def _trees_of_attributes(trees: Any, original: Any, **attributes: Any) -> None:
-    """Lead NaN to the false branch if ``nodes_missing_value_tracks_true`` is not set."""
+    """Read tensors of doubles, and lead NaN to the false branch by default.
+
+    The reference ignores these tensors. If ``nodes_missing_value_tracks_true`` is not set, it
+    raises an error for NaN.
+    """
+    attributes = with_doubles(attributes)
     name = "nodes_missing_value_tracks_true"
     if attributes.get(name) is None:
         attributes[name] = [0] * len(attributes["nodes_treeids"])
     original(trees, **attributes)
+
+
+def with_doubles(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of trees in which tensors of doubles replace lists of floats.
+
+    For example, ``base_values_as_tensor`` replaces ``base_values``.
+    """
+    doubles = {
+        name.removesuffix(_DOUBLES): value
+        for name, value in attributes.items()
+        if name.endswith(_DOUBLES) and value is not None
+    }
+    return {**attributes, **doubles}
