@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="ADAPTER=BACKEND",
-        help="the backend to use for the rows of an adapter, as after -b",
+        help="check the rows of ADAPTER with BACKEND, a specification as for `onnxopt run -b`",
     )
     options = parser.parse_args(arguments)
     if unknown := set(options.adapters).difference(adapters):

@@ -128,7 +128,8 @@ def interpret(
         values: its inputs and the values of the surrounding graphs. The function adds all other
             values of the graph.
         compute: computes a node.
-        steps: the function appends each node as it ran, except If.
+        steps: a list to which the function appends each computed node with its operands and
+            outputs. An If is not appended, but the nodes of its taken branch are.
     """
     for tensor in graph.initializer:
         values.setdefault(tensor.name, numpy_helper.to_array(tensor))

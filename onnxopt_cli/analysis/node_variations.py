@@ -483,8 +483,8 @@ def _has_negative_padding(node: BoundNode) -> bool:
     """Return whether a transposed convolution requires padding that the specification leaves open.
 
     If ``output_shape`` is longer than the inferred shape, the total padding is negative, and its
-    division by 2 can be rounded in two ways. A total of -1 is accepted unless ``auto_pad`` is
-    SAME_UPPER: it adds one row or column at the end, as in a published case.
+    division by 2 can be rounded in two ways. A total of -1 is accepted if ``auto_pad`` is not
+    SAME_UPPER, because a published case shows the result: one more row or column at the end.
     """
     output_shape = node.attributes.get("output_shape")
     x, kernels = node.operand(0), node.operand(1)

@@ -89,10 +89,18 @@ def _smallest_subset(
 def _reduced(
     failing: Sequence[NodeRun], pieces: int, fails: Callable[[Sequence[NodeRun]], bool]
 ) -> tuple[list[NodeRun], bool] | None:
-    """Split the nodes into pieces, and return a connected part that fails; None if all pass.
+    """Split the nodes into subsets, and return a smaller connected set of nodes that fails.
 
-    A part belongs either to one piece, or to all pieces but one. The second value states whether
-    the part belongs to one piece.
+    The connected components of each subset are tried first. Then one subset after another is left
+    out, and the connected components of the remaining nodes are tried.
+
+    Args:
+        failing: nodes that fail together.
+        pieces: number of subsets.
+        fails: returns whether nodes fail.
+
+    Returns:
+        The connected nodes, and whether they lie within one subset; None if all tried nodes pass.
     """
     size = -(-len(failing) // pieces)
     subsets = [failing[start : start + size] for start in range(0, len(failing), size)]

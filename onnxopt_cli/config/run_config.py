@@ -61,7 +61,7 @@ class Isolation(StrEnum):
 
 
 class LoweringMode(StrEnum):
-    """The condition under which lowering replaces operators with a formula for a backend."""
+    """When a backend receives primitive operators in place of the operators that have a formula."""
 
     AUTO = "auto"
     NEVER = "never"

@@ -203,7 +203,7 @@ def _compare(name: str, expected: Value, actual: Value, options: _Options) -> It
 
 @cache
 def bound_without_limits(factor: float, provenance: Provenance) -> ErrorBound:
-    """Return an error bound that describes a tolerance in reports, but lacks limits of elements."""
+    """Return an error bound without the limits of elements, which reports do not need."""
     empty = np.empty(0)
     return ErrorBound(Branch(empty, empty).at, factor, provenance)
 

@@ -257,7 +257,7 @@ def value_to_json(value: Value) -> Any:
     try:
         return ValueWriter(inline=True).put(value)
     except UnusableOutput:
-        # An output with such a type is a failure, and its Diff states the type.
+        # If an output has no JSON form, the case fails, and the output's Diff states the type.
         return None
 
 
@@ -338,7 +338,7 @@ def result_from_json(data: Any) -> Result:
 
 
 def _content_from_json(data: Any) -> CaseContent | None:
-    # Logs do not contain the content of cases that pass. Older logs never contain it.
+    # Logs omit the content of passing cases. Logs of older versions omit the content of all cases.
     if data is None:
         return None
     nodes = ((str(name), str(attributes)) for name, attributes in data["nodes"])

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _SERVED = "onnxopt_cli.run.served:open_run"
 # The time limit for a case on a worker of a cluster, as a multiple of the backends' time limits.
-# The limit is larger because the worker also runs probes and judges.
+# The worker needs more time than the backends, because it also submits probes and judges outputs.
 _CLUSTER_TIMEOUT_FACTOR = 30
 #: A function that waits for the response to a submitted case. If the response is missing, the
 #: function returns the reason.

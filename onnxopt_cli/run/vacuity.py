@@ -118,7 +118,7 @@ class VacuityCheck:
         The reason completes a sentence whose subject is the backend or the pass.
         """
         if pair is None:
-            return "no node of the operator shows whether it computes anything"
+            return "no node of the operator shows whether the backend computes anything"
         inputs = pair[0].inputs.values()
         key = executor, pair[0].model.SerializeToString(), *(value.tobytes() for value in inputs)
         if key not in self._findings:

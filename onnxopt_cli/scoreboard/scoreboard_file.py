@@ -3,14 +3,14 @@
 ::
 
     title = "Runtimes on our target"
-    suites = ["onnx-node", "operators"]   # as after `onnxopt run`
+    suites = ["onnx-node", "operators"]   # any targets of `onnxopt run`
     tier = "quick"                        # or "full", the default
     results = "results"                   # logs; relative to this file
     site = "site"
     older-opsets = true                   # the default: offer unsupported models in older opsets
 
     [backends]
-    onnxruntime = "onnxruntime"           # the label, and a specification as after -b
+    onnxruntime = "onnxruntime"           # the label, and a specification as for `onnxopt run -b`
 
     [backends.openvino]                   # or a table as in onnxopt.toml
     backend = "adapter:openvino"

@@ -75,7 +75,7 @@ def test_unknown_corpus_is_rejected_with_the_valid_names():
 
 
 def stand_in(*cases):
-    """Return a replacement for onnx's slow collection of node cases, and a log of its calls."""
+    """Return a replacement for onnx's slow collector of node cases, and a log of its calls."""
     collected = []
 
     def collect():
@@ -100,7 +100,7 @@ def stand_in(*cases):
 
 @pytest.fixture
 def node_collections(monkeypatch, tmp_path):
-    """Replace onnx's node cases by two cases, and yield a log with an entry for each collection."""
+    """Let onnx collect two node cases; yield a list with one entry for each time onnx does so."""
 
     kind = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     text = helper.make_tensor_type_proto(onnx.TensorProto.STRING, [1])

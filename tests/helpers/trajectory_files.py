@@ -34,7 +34,7 @@ def trajectory_text(operator: str, gradient: str, count: int, *, start: str = ""
 
 
 def contents(folder, text):
-    """Return the two problems of a trajectory: the first in single steps, the second in a loop."""
+    """Return the contents of a trajectory's two cases: one submits single steps, one a loop."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert [case.id for case in cases] == ["s/file/walk/steps", "s/file/walk/loop"]

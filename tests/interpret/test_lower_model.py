@@ -1,4 +1,4 @@
-"""In all parts of a model, lowering replaces operators that have a formula; names are unique."""
+"""Lowering replaces operators that have a formula in all parts of a model; names are unique."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class TensorFlow(_Adam):
 
 
 class TensorFlowBesideInfinity(_Adam):
-    """Adam with averages computed as in TensorFlow where an operand is infinite."""
+    """Adam that uses TensorFlow's formula of the averages only if an operand is infinite."""
 
     def averages(self, G, V, H, alpha, beta):
         pairs = zip(

@@ -62,7 +62,7 @@ from onnxopt_cli.run.reproduce import (
 #: The largest number of output elements of an examined case. A single larger case may take longer
 #: than all other cases together.
 MAX_OUTPUT_ELEMENTS = 1 << 20
-#: Largest number of public implementations that are named for a mistake.
+#: Largest number of public implementations that are named as examples of a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
 #: Number of failing cases on which a mistake is tried first.
 FIRST_CASES = 12

@@ -302,8 +302,8 @@ def _named_message(
     """Return the input or output that a file belongs to, and the message in the file."""
     default = list(classes)[position]
     parsed: dict[type[Message], Message] = {}
-    # A name in the message takes precedence over the position of the file. The data is parsed as
-    # each of the classes, because some data are valid for several classes.
+    # If the message contains a name, the name determines the input or output; otherwise, the
+    # position of the file does. Some data are valid for several classes, so each class is tried.
     for candidate in dict.fromkeys([classes[default], *classes.values()]):
         try:
             message = parsed[candidate] = parse_message(data, candidate)

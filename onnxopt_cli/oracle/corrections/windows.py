@@ -184,7 +184,7 @@ def summed_columns(
     images = columns.shape[:-2]
     padded = np.zeros((*images, *sizes), columns.dtype)
     if prod(images) * columns.shape[-1] > _FEW_WINDOWS:
-        # One addition adds all elements that have the same index within their windows.
+        # Each iteration adds one element of every window to the images.
         for index, place in enumerate(np.ndindex(*kernel_shape)):
             start = np.array(place) * dilation
             target: Any = (..., *map(slice, start, start + stride * count, stride))

@@ -382,7 +382,7 @@ def _is_ordinary(value: Any) -> bool:
 def _estimate_in_single(
     model: onnx.ModelProto, inputs: Mapping[str, Value], math: str, encountered: set[str]
 ) -> list[ConditionedOutput]:
-    """Return the estimate of a single node of 16-bit types, which is computed in float32."""
+    """Estimate a single node of 16-bit types in float32, and round the outputs to 16 bits."""
     single = {name: single_value(value) for name, value in inputs.items()}
     outputs = _estimate(widened(model, SINGLE), single, math, encountered)
     return [

@@ -238,7 +238,10 @@ class SharedPrefix:
         inputs: Mapping[str, Value],
         visitor: Visitor,
     ) -> list[Any]:
-        """Return the outputs of a reformulation that runs from its boundary on.
+        """Run a reformulation of a model, and return its outputs.
+
+        Nodes before the boundary, the first node that the reformulation computes in another way,
+        are not computed; their kept outputs are used instead.
 
         Raises:
             _CannotResumeError: if control flow leads to other nodes, or a value is not kept.

@@ -65,7 +65,8 @@ class TypedDraft(NodeDraft):
     ) -> Array:
         """Draw a tensor.
 
-        Integers of many magnitudes include the limits of their type.
+        For integers, the style ``limits``, which includes the smallest and largest values of the
+        type, replaces the style ``wide``.
         """
         if "wide" in styles and "int" in dtype_name(dtype):
             styles = ("limits",)
