@@ -13,6 +13,7 @@ from places import PLUGINS
 
 import onnxopt_cli
 from onnxopt_cli.cases.onnx.model_check import model_fault
+from onnxopt_cli.cases.tensors.declared import too_large
 from onnxopt_cli.config.run_config import Execution, Isolation
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.suites.catalogue import suite_files
@@ -180,6 +181,16 @@ def test_each_node_with_large_integers_is_narrowed():
         for operator, name in LARGE
         if not any(is_narrowed(name, bits) for bits in (32, 24, 8))
     ] == []
+
+
+def test_case_files_can_contain_nodes_with_long_axes():
+    oversize = {}
+    for operator, name in [*LARGE, ("Shape", "long_axis")]:
+        problem = draw_boundary(operator, name).problem
+        for value in (*problem.inputs.values(), *problem.stored.values()):
+            if isinstance(value, np.ndarray) and (message := too_large(value.shape)):
+                oversize[operator, name] = message
+    assert oversize == {}
 
 
 @pytest.mark.parametrize(

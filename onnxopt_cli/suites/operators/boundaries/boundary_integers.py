@@ -109,15 +109,13 @@ def _zero_words() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield tensors whose last axis is longer than 2^32 or 2^24, and whose first axis is empty."""
-    stem, length = "axis_beyond_32_bits", _WORD + 1
+    """Yield tensors whose last axis is longer than 2^24, and whose first axis has no elements."""
+    stem, length = "axis_beyond_24_bits", 2**24 + 1
     shape, empty = int64s(0, length), np.zeros((0, 1), np.float32)
     yield "ConstantOfShape", stem, fixed_node(shape)
     yield "Expand", stem, fixed_node(empty, shape)
     yield "Pad", stem, fixed_node(empty, int64s(0, 0, 0, length))
     yield "Reshape", stem, fixed_node(empty[:, 0], shape, allowzero=1)
-    # Many runtimes limit the number of repetitions and the lengths of parts to 32 bits.
-    stem, length = "axis_beyond_24_bits", 2**24 + 1
     yield "Tile", stem, fixed_node(empty, int64s(1, length))
     parts = fixed_node(np.zeros((0, length + 2), np.int8), int64s(length, 2), axis=1, outputs=2)
     yield "Split", stem, parts

@@ -398,7 +398,7 @@ def _results() -> Iterator[tuple[str, str, Generator]]:
         "many",
         fixed_node(np.array(["a " * 200], object), delimiter=" ", outputs=2),
     )
-    yield "Shape", "long_axis", fixed_node(np.zeros((0, 2**32 + 1), np.int8))
+    yield "Shape", "long_axis", fixed_node(np.zeros((0, 2**24 + 1), np.int8))
     items: list[Any] = [np.full(2, k, np.float32) for k in range(3)]
     new = np.array([7.0, 8.0], np.float32)
     for position in (-3, -1, 0, 2, 3):
