@@ -69,6 +69,12 @@ _FUNCTIONS = {
     "trunc": ("floor", "round"), "zeros": ("ones",), "zeros_like": ("ones_like",),
     "ones": ("zeros",), "ones_like": ("zeros_like",),
 }  # fmt: skip
+# Functions of NumPy whose two arguments are not exchanged, because the result would be the same.
+# ``add`` is not among them, because it also concatenates texts.
+_COMMUTATIVE = frozenset({
+    "bitwise_and", "bitwise_or", "bitwise_xor", "equal", "logical_and", "logical_or", "logical_xor",
+    "maximum", "minimum", "not_equal",
+})  # fmt: skip
 # Calls of these functions are not replaced: a replacement would affect only messages and checks.
 _UNCHANGED_CALLS = frozenset(
     {"super", "isinstance", "len", "hasattr", "getattr", "setattr", "repr"}
@@ -363,7 +369,7 @@ def _without_function(name: str, node: ast.Call) -> Iterator[ast.expr]:
         case [first, *_] if _is_numpy(function) or name in {"abs", "sorted", "reversed", "int"}:
             yield first
     match arguments:
-        case [first, second]:
+        case [first, second] if not (_is_numpy(function) and name in _COMMUTATIVE):
             yield ast.Call(function, [second, first], node.keywords)
         case [condition, first, second] if name == "where":
             yield ast.Call(function, [condition, second, first], [])

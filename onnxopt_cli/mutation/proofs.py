@@ -25,7 +25,8 @@ SIGNED_ATTRIBUTES = frozenset({
 # Inputs that have only one element, by name or by operator and name.
 _SINGLE_VALUES = frozenset({
     "axis", "depth", "dft_length", "frame_length", "frame_step", "BlackmanWindow.size", "Clip.max",
-    "Clip.min", "Dropout.ratio", "Dropout.training_mode", "HammingWindow.size", "HannWindow.size",
+    "Clip.min", "ConvInteger.x_zero_point", "Dropout.ratio", "Dropout.training_mode",
+    "HammingWindow.size", "HannWindow.size",
     "If.cond", "Loop.M", "Loop.cond", "QLinearConv.x_scale", "QLinearConv.x_zero_point",
     "QLinearConv.y_scale", "QLinearConv.y_zero_point", "Range.delta", "Range.limit", "Range.start",
     "SequenceAt.position", "SequenceErase.position", "SequenceInsert.position", "TopK.K", "Trilu.k",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from onnxopt_cli.mutation.code_mutants import code_mutants, patched
@@ -31,6 +32,10 @@ class Parent:
 class Child(Parent):
     def total(self, values):
         return super().total(values) - 1
+
+
+def maximum_of_power(value, exponent):
+    return np.maximum(value, np.power(value, exponent))
 
 
 def mutant_of(function, part):
@@ -79,3 +84,9 @@ def test_original_code_returns_after_an_exception():
     with pytest.raises(TypeError), patched(mutant.function, mutant.code):
         clamp("text")
     assert clamp.__code__ is original
+
+
+def test_arguments_of_commutative_functions_are_not_exchanged():
+    names = [mutant.name for mutant in code_mutants(maximum_of_power)]
+    assert any("np.power(exponent, value)" in name for name in names)
+    assert not any("np.maximum(np.power(value, exponent), value)" in name for name in names)

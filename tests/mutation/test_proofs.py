@@ -107,6 +107,19 @@ def test_conversion_that_changes_no_value_of_a_type_is_proven_equivalent(
     assert bool(equivalence_proof(newest(operator), mutant)) == is_proven
 
 
+@pytest.mark.parametrize(
+    ("name", "is_proven"),
+    [
+        ("x_zero_point first batch for all", True),
+        ("x_zero_point last axes exchanged", True),
+        ("x_zero_point read as 0", False),
+        ("w_zero_point first element for all", False),
+    ],
+)
+def test_zero_point_of_integer_convolution_has_a_single_value(name, is_proven):
+    assert bool(equivalence_proof(newest("ConvInteger"), name)) == is_proven
+
+
 def test_mutants_that_are_proven_equivalent_are_not_generated():
     names = {mutant.name for mutant in node_mutants("", "Add", 14)}
     assert "A and B exchanged" not in names
