@@ -278,6 +278,8 @@ def valid_draws(
                 problem = node.problem
                 if not shows(node, problem) or model_fault(problem.model) or wraps(node):
                     continue
+                if not has_only_texts(problem):
+                    continue
                 distinct = judged_elements(problem, may_be_empty=name == "empty")
         except Unsuitable:
             continue
@@ -288,6 +290,19 @@ def valid_draws(
             continue
         if distinct >= 0:
             yield Draw(seed, node, distinct)
+
+
+def has_only_texts(problem: Problem) -> bool:
+    """Return whether each element of each tensor of texts is a text.
+
+    An element may be a number if the generator or onnx's reference fills a tensor with zeros.
+    """
+    return all(
+        isinstance(element, str)
+        for value in (*problem.inputs.values(), *(problem.stored or {}).values())
+        if isinstance(value, np.ndarray) and value.dtype == object
+        for element in value.ravel()
+    )
 
 
 def wraps(node: GeneratedNode) -> bool:

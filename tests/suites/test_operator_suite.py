@@ -183,6 +183,24 @@ def test_each_node_with_large_integers_is_narrowed():
     ] == []
 
 
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (operator, name)
+        for operator in OPERATORS
+        for name in boundaries(operator)
+        if name.startswith("type") and "string" in name
+    ],
+)
+def test_elements_of_texts_are_strings(operator, name):
+    problem = draw_boundary(operator, name).problem
+    values = [*problem.inputs.values(), *problem.stored.values()]
+    tensors = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    texts = [tensor for tensor in tensors if tensor.dtype == object]
+    assert texts
+    assert all(isinstance(element, str) for tensor in texts for element in tensor.ravel())
+
+
 def test_case_files_can_contain_nodes_with_long_axes():
     oversize = {}
     for operator, name in [*LARGE, ("Shape", "long_axis")]:
