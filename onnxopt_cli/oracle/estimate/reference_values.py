@@ -90,11 +90,12 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
         native_model = ReferenceModel(model)
         wide_model = ReferenceModel(model, wide=True, like=native_model)
         all_values = {"": None, **native_model.arrays, **inputs}
+        wide_values = {"": None, **wide_model.arrays, **inputs}
         for node, wide_node in zip(native_model.nodes, wide_model.nodes, strict=True):
             if unsupported_reason(node.onnx_node):
                 break
             outputs = native_model.visits.outputs_of(node, all_values)
-            doubles = {name: widened_value(all_values[name]) for name in node.input}
+            doubles = {name: widened_value(wide_values[name]) for name in node.input}
             exact = outputs
             # Some operators run in the model's own types only.
             with suppress(Exception), replaced(*in_double()):
@@ -105,6 +106,7 @@ def values_of_nodes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list
                 break
             values |= named
             all_values |= named
+            wide_values |= named
             remaining -= sum(value.nbytes for value in named.values())
             if remaining < 0 or monotonic() > end:
                 break
