@@ -655,7 +655,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
 
 
 class InexactAttribute(Fault):
-    """A fault that uses the decimal value of an attribute, such as 0.1, instead of float32."""
+    """A fault that uses the decimal value of an attribute, such as 0.1, without rounding it."""
 
     def _changed_call(self, call: Call[Any], group: int) -> Call[Any]:
         name = self.parameters[0]

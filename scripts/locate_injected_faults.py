@@ -8,8 +8,8 @@ one node. For each kind, the script draws a node, such that the fault changes th
 node by more than roundings can. If no such node exists, the fault is invisible: it is counted, but
 does not run. The choice of the node compares exact outputs, and uses no code of onnxopt.
 
-``--combined`` injects faults of chains: they occur only if a chain of two to five nodes runs as a
-whole. Such a fault must change an output of the model by more than roundings can. Finally,
+``--combined`` injects faults that occur only if a chain of two to five nodes runs as a whole. A
+fault of a chain must change an output of the model by more than roundings can. Finally,
 ill-conditioned models run on backends without a fault.
 
 The script prints a line for each fault, and a table. A fault counts as found if ``onnxopt locate``

@@ -125,7 +125,7 @@ def matrix_product(total: Sum, _: Attributes, a: Array, b: Array) -> list[Array]
 def reduced(
     total: Sum, power: int, root: bool, attributes: Attributes, x: Array, axes: Any = None
 ) -> list[Array]:
-    """Compute ReduceSum, or a reduction that is a sum of powers or its root."""
+    """Compute ReduceSum, a sum of powers, or the root of a sum of powers."""
     rows, restored = rows_of(x, axes, attributes)
     result = total(rows**power if power > 1 else rows)
     return [restored(np.sqrt(result) if root else result)]

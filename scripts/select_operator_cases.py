@@ -318,7 +318,7 @@ def suite_trials(operator: str, seeds: dict[int, list[int]]) -> Sequence[NodeTri
 
 
 def problem_of(draw: Callable[[], GeneratedNode]) -> Problem:
-    """Return the problem of a node."""
+    """Return a node as the content of a case."""
     return draw().problem
 
 

@@ -277,7 +277,7 @@ class _Search:
         max_bytes: int,
         seconds: float,
     ) -> None:
-        # How many more problems may be kept for test directories, and of how many bytes in total.
+        # How many more findings may be kept for test directories, and of how many bytes in total.
         self._reproductions_left, self._bytes_left = _MAX_REPRODUCTIONS, max_bytes or math.inf
         self._case, self._problem, self._plan = case, problem, plan
         self._open_progress, self._seconds = open_progress, seconds
@@ -640,7 +640,7 @@ class _Search:
         return result
 
     def _problem_of(self, runs: Sequence[NodeRun], *, stored: bool = False) -> Problem:
-        """Return the problem of some nodes, with expected outputs for a test directory.
+        """Return the model and inputs of some nodes; if ``stored``, with the expected outputs.
 
         Raises:
             BeyondLimit: if the values of the nodes exceed the memory limit.
@@ -654,7 +654,7 @@ class _Search:
         return Problem(model, inputs, outputs if stored else None)
 
     def _reproduction(self, runs: Sequence[NodeRun]) -> Problem | None:
-        """Return a problem that reproduces the result of some nodes; None if it exceeds a limit."""
+        """Return a case's content with which some nodes fail again; None if it exceeds a limit."""
         size = self._bytes_of(runs)
         if not self._reproductions_left or size > self._bytes_left:
             return None

@@ -197,7 +197,7 @@ class Conversation:
             raise ProtocolBreach("sent output after its response")
 
     def close(self) -> None:
-        """Discard unsent data and unregister the descriptors; the caller closes them."""
+        """Discard unsent data and unregister the descriptors; the caller closes the descriptors."""
         self._unsent.clear()
         self._flush()
         self._close_reading()

@@ -82,7 +82,7 @@ def loading_failure(error: Exception) -> str:
 
 
 class _GuardedLoad:
-    """Loads the problem of a case and binds its call; converts every error to InvalidCase.
+    """Loads the content of a case, and binds the operator's call; every error becomes InvalidCase.
 
     Args:
         load: function that loads the problem.
@@ -106,7 +106,7 @@ class _GuardedLoad:
 
 
 def bind_problem(problem: Problem) -> Problem:
-    """Bind the operator's call, unless the loader of the problem has already bound it.
+    """Bind the call of a problem's operator, unless the loader of the case has already bound it.
 
     Raises:
         NodeError: if the node breaks its operator's signature, except in a case that a correct
@@ -129,7 +129,7 @@ def bind_problem(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case with a stable id, whose problem is loaded on demand.
+    """A case with a stable id. The content of the case is loaded on demand.
 
     Attributes:
         id: the id, independent of how the path was typed: ``spec/adam/adam_multiple``,

@@ -144,7 +144,7 @@ def _similar_id(word: str, ids: Sequence[str]) -> str:
 
 
 def _failed_last(cases: list[Case], wanted: FailedLast) -> tuple[list[Case], str]:
-    """Return the cases that failed in their last run; append the others if not ``wanted.only``.
+    """Return the cases that failed in their last run, and, unless ``wanted.only``, all others.
 
     If none of the cases failed, or a backend has no earlier run, all cases and the reason are
     returned.

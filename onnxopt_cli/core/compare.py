@@ -397,7 +397,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of ``size`` numbers, of which all but the shares are zero.
+    """Return the median of ``size`` numbers: the shares and otherwise zeros.
 
     The function reorders ``shares``.
     """

@@ -21,7 +21,7 @@ _GRAPH, _GRAPHS = AttributeProto.GRAPH, AttributeProto.GRAPHS
 
 
 def parts_of(model: onnx.ModelProto) -> tuple[list[onnx.GraphProto], list[onnx.NodeProto]]:
-    """Return the graph of a model with the subgraphs of all nodes, and every node of the model.
+    """Return two lists: all graphs of a model, including subgraphs, and all nodes of the model.
 
     Nodes of subgraphs follow the node that contains them; nodes of functions come last.
     """

@@ -130,7 +130,7 @@ class _Operation:
         return prod(self.summed_lengths.values())
 
     def sums(self) -> _Sums:
-        """Return the sums in double."""
+        """Return the sums of the node, computed in double, with the sums of magnitudes."""
         # In small products, several threads would mostly wait for each other.
         with one_blas_thread():
             exact = np.einsum(self.equation, *self.factors, optimize=True)

@@ -92,7 +92,7 @@ class Oracle(Protocol):
     """A source of expected results."""
 
     def expected(self, problem: Problem, math: str = "") -> Expected | PendingExpected | None:
-        """Return the expected result of a problem, or a function that waits for it.
+        """Return the expected result of a case, or a function that waits for this result.
 
         Args:
             problem: the problem of a case that a correct backend accepts.

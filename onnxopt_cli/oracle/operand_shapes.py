@@ -124,7 +124,7 @@ def _quantized_convolution(attributes: _Attributes, operands: Sequence[Any]) -> 
 
 
 def _per_channel(name: str, operand: Array | None, channels: int) -> str:
-    """Describe an operand unless it is a scalar or a vector with one element per channel."""
+    """Describe an operand that is neither a scalar nor a vector with one element per channel."""
     return "" if _is_scalar(operand) else _of_other_shape(name, operand, (), (channels,))
 
 
@@ -214,7 +214,7 @@ def _quantized_product(_attributes: _Attributes, operands: Sequence[Any]) -> str
 
 
 def _per_row(name: str, operand: Array | None, matrix: _Shape) -> str:
-    """Describe an operand unless it is a scalar or has one element per row of a matrix."""
+    """Describe an operand that neither is a scalar nor has one element per row of a matrix."""
     if _is_scalar(operand) or len(matrix) == 1:
         return _of_other_shape(name, operand, (), (1,))
     vector = [matrix[-2:-1]] if len(matrix) == 2 else []  # noqa: PLR2004 - a single matrix
@@ -222,7 +222,7 @@ def _per_row(name: str, operand: Array | None, matrix: _Shape) -> str:
 
 
 def _per_column(name: str, operand: Array | None, matrix: _Shape) -> str:
-    """Describe an operand unless it is a scalar or has one element per column of a matrix."""
+    """Describe an operand that neither is a scalar nor has one element per column of a matrix."""
     if _is_scalar(operand) or len(matrix) == 1:
         return _of_other_shape(name, operand, (), (1,))
     vector = [matrix[-1:]] if len(matrix) == 2 else []  # noqa: PLR2004 - a single matrix

@@ -63,7 +63,7 @@ def resolved(expected: Expected | PendingExpected) -> Expected:
 
 
 def with_expected_outputs(problem: Problem, oracles: Oracles) -> Problem:
-    """Return a problem with its expected outputs, in a form that an ONNX test directory can store.
+    """Return a case's content with expected outputs, as an ONNX test directory can store them.
 
     Stored outputs are kept. Outputs that are not stored are computed by the formula or by onnx's
     reference.

@@ -211,7 +211,7 @@ class ReferenceOracle:
 
 
 def estimated_here(problem: Problem) -> Expected:
-    """Return the expected result of a trusted problem with stored outputs and without a formula.
+    """Return the expected result of a trusted case with stored outputs and without a formula.
 
     The condition is estimated in this process, so the model must be trusted.
     """

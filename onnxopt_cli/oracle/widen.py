@@ -100,8 +100,8 @@ def widened_value(value: Value) -> Value:
 def rounded_like(exact: Value, native: Value) -> Value:
     """Return ``exact``, a value that was computed in double, rounded to the type of ``native``.
 
-    ``native`` is the value in the model's own types. It is returned if it is not a floating-point
-    tensor, or if the shapes of the two values differ.
+    ``native`` is the value in the model's own types. If ``native`` is not a floating-point tensor,
+    or if the shapes of the two values differ, ``native`` itself is returned.
     """
     if not isinstance(exact, np.ndarray) or not isinstance(native, np.ndarray):
         return native

@@ -181,7 +181,7 @@ def _drawn(author: Author, shape: tuple[int, ...], seeds: int) -> dict[str, Temp
 
 
 def _near_largest(author: Author, shapes: Shapes) -> Mapping[str, Any]:
-    """Return the attributes with limits, set to select a rank among the largest elements."""
+    """Return values of the attributes with limits that select one of the largest elements."""
     shares = [max(prod(shape) - _RANKS_BELOW, 0) / max(prod(shape) - 1, 1) for shape in shapes]
     changed: dict[str, Any] = {}
     for name in author.limits:
@@ -261,7 +261,7 @@ def _magnitudes(author: Author, *, thorough: bool) -> Iterator[CaseTemplate]:
 
 
 def _one_by_one(author: Author, scales: Sequence[float]) -> dict[str, Array]:
-    """Return columns of operands at each scale: first one operand is nonzero, then all are."""
+    """Return operands; in each column, one operand or all operands are nonzero, at one scale."""
     names = author.operator.tensors
     columns = np.concatenate([scale * np.eye(len(names), 1 + len(names)) for scale in scales], 1)
     columns[:, len(names) :: 1 + len(names)] = scales

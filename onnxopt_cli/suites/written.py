@@ -36,7 +36,7 @@ def _table() -> dict[str, Any]:
 
 
 def _rows(suite: str, operator: Operator) -> list[dict[str, Any]]:
-    """Return the rows of an operator in a suite; each contains ``operator`` instead of its name."""
+    """Return the rows of an operator in a suite, with ``operator`` in place of its name."""
     rows = (row for row in _table()[suite] if registry().named(row["operator"]) is operator)
     return [row | {"operator": operator} for row in rows]
 

@@ -203,7 +203,7 @@ def _open(name: str, folder: int | None = None) -> int:
 
 
 def _unlink(name: str, folder: int | None = None) -> bool:
-    """Remove a file or link; return False for a folder, or if it cannot be removed."""
+    """Remove a file or link; return False if the path is a folder or cannot be removed."""
     with suppress(IsADirectoryError, PermissionError):
         os.unlink(name, dir_fd=folder)
         return True

@@ -22,7 +22,7 @@ ATTRIBUTES = "    attributes: {alpha: 0.9, beta: 1.0, mode: standard, norm_coeff
 
 
 def write_cases(folder: Path, rates: dict[str, float]) -> None:
-    """Write a case for each name, with its rate as R; backends misbehave if R is at least 0.5."""
+    """Write a case for each name, with its rate as R. Backends misbehave if R is 0.5 or more."""
     text = "onnxopt: 1\nsuite: demo\noperator: Momentum\ncases:\n"
     for name, rate in rates.items():
         text += f"  - name: {name}\n{ATTRIBUTES}{CASE % rate}"

@@ -42,7 +42,7 @@ def problems_of(folder: Path, text: str) -> list[str]:
 
 
 def only_case(folder: Path, text: str):
-    """Return the problem of the only case in a valid case file."""
+    """Return the content of the only case in a valid case file."""
     cases, problems = read_text(folder, text)
     assert problems == []
     assert len(cases) == 1

@@ -102,7 +102,7 @@ _MAX_PAIRS = 3
 class ElementLimit(NamedTuple):
     """The feature that the number ``name`` of an element lies between two bounds, exclusive.
 
-    For example, the number is the right value of the element.
+    For example, the number may be the right value of the element.
     """
 
     name: str
@@ -343,7 +343,7 @@ class ElementConditions:
     def _condition(
         self, parts: tuple[str, ...], trait: Trait | None, cost: float
     ) -> ElementCondition:
-        """Return a condition with the content that all wrong elements have in common, if any."""
+        """Return a condition and, if possible, a statement that holds for all wrong elements."""
         failing = [node for node in self._failing if trait is None or node.sample.has(trait)]
         limits = tuple((part, self._limits[part]) for part in parts if part in self._limits)
         content = _common_content(failing, weak=True)
@@ -396,7 +396,7 @@ class ElementConditions:
             yield ElementLimit(name, -np.inf, float(above.min()))
 
     def _refitted(self, condition: ElementCondition) -> ElementCondition:
-        """Return a condition with new limits, fitted to the elements that have its other features.
+        """Return a condition with new limits, fitted to the elements with all its other features.
 
         Elements without these other features are ignored: they may be right although their numbers
         are within the limits.

@@ -64,9 +64,9 @@ from onnxopt_cli.run.reproduce import (
 MAX_OUTPUT_ELEMENTS = 1 << 20
 #: Largest number of public implementations that are named as examples of a mistake.
 MAX_IMPLEMENTATIONS_NAMED = 2
-#: Number of failing cases on which a mistake is tried first.
+#: A mistake is first tried on this number of failing cases.
 FIRST_CASES = 12
-#: Number of failing cases on which a likely mistake is tried first.
+#: A likely mistake is first tried on this number of failing cases.
 FIRST_CASES_LIKELY = 36
 #: If a mistake reproduces only some failing cases, it is combined with at most MAX_ADDED_MISTAKES
 #: other mistakes.
@@ -779,7 +779,7 @@ class _Search:
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _equivalents(self, candidate: _Candidate) -> str:
-        """Return a note on the number of other mistakes with a candidate's effect; may be empty."""
+        """Return a note that counts other mistakes with the effect of a candidate; may be empty."""
         equivalents = [
             rival.mistake
             for rival in self._reproducing

@@ -99,7 +99,7 @@ REPEATED_CASES = 12
 #: Outputs depend on earlier runs if the outputs of at least MIN_CHANGING_SHARE of the repeated
 #: cases change.
 MIN_CHANGING_SHARE = 1 / 3
-#: The cause that reports state if outputs depend on earlier runs.
+#: The text of the cause in reports if outputs depend on earlier runs.
 CHANGES_WHEN_REPEATED = (
     "the same node with the same inputs returns other outputs when it runs again"
 )

@@ -111,7 +111,7 @@ class NodeSample:
 
     @property
     def problem(self) -> Problem:
-        """The node as the problem of a case. Known correct outputs become its stored outputs."""
+        """The content of a case with this node. Known correct outputs become stored outputs."""
         if self.right is None:
             return Problem(self.model, self.inputs, None)
         names = [output.name for output in self.model.graph.output]

@@ -250,7 +250,7 @@ class Refusal:
 
 
 def refusal(run: Callable[[Problem], object], problem: Problem) -> Refusal | None:
-    """Run a problem; return the backend's refusal, or None if the backend returns outputs."""
+    """Run a model; return the backend's refusal, or None if the backend returns outputs."""
     try:
         run(problem)
     except (RuleBroken, *BREAKDOWNS):
@@ -274,7 +274,7 @@ class CheckedBackend:
         self.text = text
 
     def raw_outputs(self, problem: Problem) -> object:
-        """Run a problem and return the backend's outputs unconverted."""
+        """Run a model, and return the backend's outputs unconverted."""
         raise NotImplementedError
 
     @cached_property
@@ -298,7 +298,7 @@ class CheckedBackend:
         return self.supported or next(self._candidates())
 
     def problem_with(self, array: Array, names: tuple[str, str] = ("x", "y")) -> Problem | None:
-        """Return a problem of the supported probe with ``array`` as its input.
+        """Return the model of the supported probe, with ``array`` as the input.
 
         The result is None if the backend supports no probe, or the operator of the probe does not
         accept the tensor.
@@ -346,7 +346,7 @@ class CheckedPlugin(CheckedBackend):
         return resolve_backend(self.text)
 
     def raw_outputs(self, problem: Problem) -> object:
-        """Run a problem and return the backend's outputs unconverted."""
+        """Run a model, and return the backend's outputs unconverted."""
         return self.backend.prepare(problem.model).run(problem.inputs)
 
 
@@ -378,12 +378,12 @@ class CheckedCommand(CheckedBackend):
         return tuple(dict.fromkeys(min(max(opset, lowest), highest) for opset in OPSETS))
 
     def raw_outputs(self, problem: Problem) -> list[Value]:
-        """Run a problem if the command lists its domains, versions and element types."""
+        """Run a model if the command lists the model's domains, versions and element types."""
         require_supported(problem.model, self.session.hello)
         return self.run(problem)
 
     def run(self, problem: Problem, content: bytes | None = None, **fields: str) -> list[Value]:
-        """Submit a problem to the command.
+        """Submit a model with its inputs to the command.
 
         Args:
             problem: the model and its inputs.

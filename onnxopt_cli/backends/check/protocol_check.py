@@ -131,7 +131,7 @@ def _supported_problem(subject: CheckedBackend) -> Problem:
 
 
 def _outputs(subject: CheckedBackend, problem: Problem) -> Sequence[Value]:
-    """Return the outputs of a problem without checking their number, types and shapes.
+    """Return the outputs of a model without checking their number, types and shapes.
 
     The rule :func:`_keeps_types` checks the number, types and shapes.
     """

@@ -132,7 +132,7 @@ def _refused_training_operators(subject: CheckedBackend) -> dict[str, Refusal]:
 
 
 def _refused_invalid_models(subject: CheckedBackend) -> Iterator[Refusal]:
-    """Yield a backend's refusals of invalid models of a supported operator.
+    """Submit invalid models of an operator that a backend supports; yield the backend's refusals.
 
     Raises:
         RuleBroken: if the pattern for unsupported features matches one of the refusals.

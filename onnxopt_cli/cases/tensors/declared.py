@@ -64,7 +64,7 @@ class DeclaredGroup:
     items: tuple[Declared, ...] = ()
 
     def filled(self, items: list[Value]) -> Value:
-        """Return a value of this kind, sequence or optional, that contains ``items``."""
+        """Return ``items`` as a sequence or as an optional, depending on ``kind``."""
         return items if self.kind == "seq" else next(iter(items), None)
 
 

@@ -580,7 +580,7 @@ def byte_size(tensor: onnx.TensorProto) -> int:
 
 
 def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
-    """Return an array as a tensor.
+    """Return an array as a TensorProto.
 
     The elements of the array are in raw_data unless they are strings.
 

@@ -72,7 +72,7 @@ _ATTRIBUTE_DTYPES = {kind: name for name, kinds in _ATTRIBUTE_TYPES.items() for 
 
 
 class DeclaredCase(NamedTuple):
-    """A validated case of a file, whose problem is created on demand.
+    """A validated case of a file. The content of the case is created on demand.
 
     Attributes:
         operators: names of the operators in the model.
@@ -94,7 +94,7 @@ def one_step_problem(
     must_reject: bool = False,
     call: Call[DeclaredTensor] | None = None,
 ) -> Problem:
-    """Create the problem of a case that is not a trajectory.
+    """Create the content (model, inputs, outputs) of a case that is not a trajectory.
 
     Args:
         model: creates the model.

@@ -330,7 +330,7 @@ def _limits(tolerance: Node, outputs: Sequence[str]) -> dict[str, Any]:
 
 
 def _read(path: Path, make: Callable[[], Problem], limits: dict[str, Any] | None) -> Problem:
-    """Return the problem that ``make`` creates, with the tolerances ``limits``."""
+    """Return the case content that ``make`` creates, with the tolerances ``limits``."""
     try:
         with reading_at_most(MAX_CASE_BYTES):
             return replace(make(), **limits) if limits else make()

@@ -134,7 +134,7 @@ class _ChangingInputs:
 
 
 def trajectory_case(operator: Operator, fields: CaseFields) -> DeclaredCase:
-    """Read a case with ``steps`` of an operator with a formula.
+    """Read a trajectory: a case with ``steps``, whose operator has a formula.
 
     Raises:
         Incomplete: if the case is invalid; the errors are collected in `fields`.
@@ -250,7 +250,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return functions that create the problems of both forms, by the suffix of the form's id."""
+    """Return two functions, by suffix of the id: they create the steps, and the loop, as a case."""
 
     def step_by_step() -> Problem:
         steps = trajectory()

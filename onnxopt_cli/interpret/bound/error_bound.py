@@ -199,7 +199,7 @@ def least_errors(call: Call[Any]) -> list[float]:
 
 
 class _Roundings(Joining):
-    """An operand that counts the roundings that affect its value for all inputs."""
+    """An operand that counts those roundings that affect its value whatever the inputs are."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -422,7 +422,7 @@ def also_right_from(
 def _written(
     operator: Operator, rougher_with: Mapping[str, AttributeValue] | None = None
 ) -> Iterator[Operator]:
-    """Yield the operator with its formula rewritten by each of its reformulations.
+    """For each reformulation of an operator, yield the operator with the rewritten formula.
 
     Args:
         operator: the operator.

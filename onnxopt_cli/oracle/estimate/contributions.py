@@ -61,7 +61,7 @@ class Contribution:
 
 
 class _SignedInjector(Injector):
-    """An injector of the same roundings in each run, multiplied by a factor for each node and run.
+    """Injects the same roundings in each run, multiplied by a factor for each node and run.
 
     Args:
         sites: the nodes of the exact run.

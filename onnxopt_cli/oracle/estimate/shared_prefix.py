@@ -73,7 +73,7 @@ class _Crossing:
 
 @dataclass
 class SharedPrefix:
-    """The boundaries of the reformulations of a model, and the values that cross them.
+    """The results of a model that the runs of its reformulations can reuse.
 
     Attributes:
         changed: for each reformulation, by name, the operators that it computes in another way.
@@ -202,13 +202,13 @@ class SharedPrefix:
         return returned
 
     def _crossing(self, index: int, place: int, value: Any) -> Any:
-        """Return an output if it crosses any boundary, else a placeholder."""
+        """Return an output if the run of any reformulation can reuse it, else a placeholder."""
         reader = self._last_reads[index][place]
         crosses = any(index < boundary <= reader for boundary in self.boundaries.values())
         return value if crosses or _is_small(value) else _NOT_KEPT
 
     def _keep(self, name: str, key: object, outputs: Sequence[Sequence[Any]], state: Any) -> None:
-        """Keep the values that cross the boundary of a reformulation, if memory permits."""
+        """Keep the outputs of earlier nodes that a reformulation reads, if memory permits."""
         boundary, kept = self.boundaries[name], []
         for reads, values in zip(self._last_reads, outputs, strict=False):
             kept.append(

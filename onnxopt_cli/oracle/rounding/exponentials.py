@@ -34,7 +34,7 @@ def summed(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _online(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Return m and the sum, computed in one pass; each new maximum rescales the sum."""
+    """Return m and the sum as :func:`summed`, in one pass: each new maximum rescales the sum."""
     terms, shape = _terms(x, axes)
     largest = np.maximum.accumulate(terms)
     scales, powers = np.exp(largest[:-1] - largest[1:]), np.exp(terms - largest)

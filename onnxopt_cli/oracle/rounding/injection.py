@@ -437,7 +437,7 @@ class Injector:
     def _perturbed(
         self, node: Any, compute: Compute, operands: Sequence[Any], site: RoundingSite
     ) -> Sequence[Any]:
-        """Return the outputs of a node, with rounded operands, intermediate values and outputs."""
+        """Compute a node with roundings of its operands, intermediate values and outputs."""
         kind, roundoff = site.node_class.kind, site.roundoff * self._step
         moved = self._moved_operands(node, operands, site)
         if kind in (NodeKind.SELECT, NodeKind.COORDINATES):

@@ -50,7 +50,7 @@ def unbounded_sum_roundings(terms: float) -> float:
 
 
 def _signs() -> Array:
-    """Return the signs of the roundings of consecutive places, one row per run.
+    """Return the signs of the roundings of consecutive perturbed elements, one row per run.
 
     If the n columns were merely repeated, places at a distance of a multiple of n would have the
     same column. The sequence of columns therefore skips one column after every n places, and one
@@ -63,7 +63,7 @@ def _signs() -> Array:
 
 
 def _sizes() -> Array:
-    """Return the sizes of the roundings of consecutive places, one row per run."""
+    """Return the sizes of the roundings of consecutive perturbed elements, one row per run."""
     # Each place has a distinct number of 16 bits. Two of these bits determine the size of the
     # rounding in each of the eight runs. Multiplication by an odd number and XOR with shifted bits
     # are bijections. The numbers therefore remain distinct, while the numbers of neighbouring
@@ -94,7 +94,7 @@ def _repeated_rows() -> list[tuple[int, Array]]:
 
 
 def roundings(run: int, first: int, count: int, out: Array | None = None) -> Array:
-    """Return the roundings, between -1 and 1, of consecutive places.
+    """Return the roundings, between -1 and 1, of consecutive perturbed elements.
 
     Args:
         run: the index of the run.

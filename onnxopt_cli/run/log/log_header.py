@@ -173,7 +173,7 @@ class FileSnapshot:
         return Contents(self._backends, files)
 
     def guarded(self, case: Case) -> Case:
-        """Return a copy of a case whose loading raises InvalidCase if its files have changed."""
+        """Return a copy of a case; loading the copy raises InvalidCase if any file has changed."""
         return replace(case, load=partial(self._load, case.load))
 
     def changed(self) -> Iterator[Fault]:

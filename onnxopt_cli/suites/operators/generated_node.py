@@ -1,4 +1,4 @@
-"""A generated node, and the problem of its case: model, inputs and expected outputs."""
+"""A generated node, and the content of its case: model, inputs and expected outputs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class GeneratedNode:
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem; its stored outputs are those of onnx's corrected reference.
+        """The content of the case; the stored outputs are those of onnx's corrected reference.
 
         Raises:
             Exception: any exception that the reference raises.

@@ -1,4 +1,4 @@
-"""The suite ``operators``: nodes of selected seeds and nodes at boundaries, in memory and as files.
+"""The suite ``operators``, in memory and as files: randomly drawn nodes, and nodes at limits.
 
 The generators are imported late, because every run imports this module for the name of the suite.
 """

@@ -523,7 +523,7 @@ class _Worker:
 
 
 class WorkerGroup:
-    """Workers with the same versions of software that have opened the same backends or audit.
+    """Workers that have the same versions of software and have opened the same backends or audit.
 
     Args:
         cluster: the connection to the workers.

@@ -40,7 +40,7 @@ def drawn(seed, shape):
 
 
 def node(signature, number, change, cases=6):
-    """Return the sample of one node, which contains the output that a wrong backend returns.
+    """Return one node as a sample that contains the output of a wrong backend.
 
     Args:
         signature: a pair: the declared inputs and output, and the call of the operator.

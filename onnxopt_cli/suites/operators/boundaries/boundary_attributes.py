@@ -33,7 +33,7 @@ _BRANCH_MEMBER = 6
 
 
 def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _tables()
     yield from _groups()
     yield from _saturation()

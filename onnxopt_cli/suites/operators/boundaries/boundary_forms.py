@@ -29,7 +29,7 @@ _RESULTS = ((2,), (1,), (1, 1))
 
 
 def boundary_forms() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _scalars()
     yield from _optional_inputs()
     yield from _default_axes()

@@ -25,7 +25,7 @@ _VECTORS: Mapping[str, Array] = {
 
 
 def boundary_graphs() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _scans()
     yield from _maps()
 

@@ -48,7 +48,7 @@ def _unary(draft: NodeDraft, *, shape: Shape) -> None:
 
 
 def boundary_grids() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     for operator in UNARY:
         for stem, shape in (("empty", (2, 0, 3)), ("scalar", ())):
             yield operator, stem, partial(_unary, shape=shape)

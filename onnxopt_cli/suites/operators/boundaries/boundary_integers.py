@@ -31,7 +31,7 @@ _TEXTS = ("a", "b", "c", "d")
 
 
 def boundary_integers() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _positions()
     yield from _categories()
     yield from _zero_words()

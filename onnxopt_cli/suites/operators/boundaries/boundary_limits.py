@@ -89,7 +89,7 @@ def _clipped(draft: NodeDraft, *, dtype: str) -> None:
 
 
 def boundary_limits() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _integers()
     yield from _bits()
     yield from _accumulated()

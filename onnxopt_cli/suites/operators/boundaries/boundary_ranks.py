@@ -24,7 +24,7 @@ _REDUCTIONS = (
 
 
 def boundary_ranks() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _eighth_axis()
     yield from _zero_points()
     yield from _vectors()

@@ -332,7 +332,7 @@ def _patterns(draft: NodeDraft, *, pattern: str) -> None:
 
 
 def boundary_shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _operands()
     yield from _matrices()
     yield from _windows()

@@ -24,7 +24,7 @@ _Node = tuple[list[Any], Mapping[str, Any]]
 
 
 def boundary_sums() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     for operator, (inputs, arguments) in (_reductions() | _products() | _normalizations()).items():
         for dtype in _TYPES:
             halves = [

@@ -166,7 +166,7 @@ def set_two_trees(draft: NodeDraft, *, modes: Sequence[int], aggregate: int, tar
 
 
 def boundary_types() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     for dtype in _PRECISE:
         for operator in _MOVES:
             if (operator, dtype) != ("Sign", "float16"):

@@ -384,7 +384,7 @@ def _normalizer_zeros(draft: NodeDraft, *, norm: str) -> None:
 
 
 def boundary_values() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the operator, the name and the generator of each boundary node."""
+    """Yield the operator, the name and the generator of each node of this module."""
     yield from _arguments()
     yield from _parameters()
     yield from _losses()

@@ -16,7 +16,7 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 
 
 def older_boundaries() -> Iterator[tuple[str, int, str, Generator]]:
-    """Yield the operator, the version, the name and the generator of each boundary node."""
+    """Yield the operator, the version, the name and the generator of each node of this module."""
     # Before version 14, a zero in the shape always copies a dimension.
     yield (
         "Reshape",
