@@ -644,7 +644,7 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
 
 
 def add_operators(*paths: Path | str) -> list[Operator]:
-    """Register and return the operators in files, for this process and its future children.
+    """Register the operators in files, for this process and its future children; return them.
 
     Args:
         paths: Python files; their code is executed.

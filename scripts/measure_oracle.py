@@ -141,7 +141,7 @@ def measured(path: Path, words: Sequence[str]) -> str:
             for _ in range(REFERENCE_RUNS)
         )
     except Exception as error:  # noqa: BLE001 - any operator of the reference may fail
-        return f"estimate {estimate:.2f} s; onnx's reference does not run it: {error!r:.80}"
+        return f"estimate {estimate:.2f} s; onnx's reference does not run the model: {error!r:.80}"
     part = seconds(lambda: examine(model, inputs)) + estimate
     return (
         f"reference {reference:.2f} s, estimate {estimate:.2f} s = {estimate / reference:.1f} runs,"

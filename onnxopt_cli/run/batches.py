@@ -48,7 +48,7 @@ class _Batch:
 
 
 def in_batches(executor: Executor) -> Executor:
-    """Return an executor that runs batches of cases if the backend has the option ``batch``."""
+    """Return an executor; it runs cases in batches if the backend has the option ``batch``."""
     size = executor.specification.batch
     return executor if size == 1 else BatchExecutor(executor, size)
 

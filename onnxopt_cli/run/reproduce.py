@@ -299,7 +299,7 @@ def reproduces_wrong_elements(implementation: Implementation, observation: Obser
 
 
 def _in_any_output(call: Call[Array], masks: Sequence[Array]) -> list[Array]:
-    """Return each output's mask, united with the masks of all outputs of the same tensor."""
+    """For each output, return the union of the masks of all outputs of the same tensor."""
     groups = len(call.groups)
     if any(map(call.operator.carries, call.operator.outputs)):
         return [*masks]
@@ -451,7 +451,7 @@ def _own_limits(
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
-    """Return a call whose floats are converted to a type if they are more precise than the type."""
+    """Return a call in which floats that are more precise than a type are converted to the type."""
 
     def cast(array: Array) -> Array:
         fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize

@@ -128,7 +128,8 @@ def open_plan(
     The arguments are those of :func:`onnxopt_cli.run.executors.open_executors`.
 
     Raises:
-        UsageError: if the specification of a backend is invalid, or if two name the same backend.
+        UsageError: if the specification of a backend is invalid, or if two specifications name the
+            same backend.
     """
     reference_oracle = ReferenceOracle(judging)
     if reference_oracle.estimates and set(backends) != {"numpy"}:

@@ -119,7 +119,7 @@ def memory_files(process: int) -> dict[FileKey, int]:
 
 
 def _with_own_descriptors(threads: Sequence[str]) -> list[str]:
-    """Return the folders in /proc of one thread for each table of descriptors.
+    """For each table of descriptors, return the folder in /proc of one thread that uses the table.
 
     Usually, all threads of a process share one table.
     """

@@ -76,7 +76,7 @@ class _Adam:
 
 
 class PyTorch(_Adam):
-    """Adam with ``exp_avg.lerp_``, ``exp_avg_sq.addcmul_`` and ``param.addcdiv_``."""
+    """Adam as PyTorch computes it with ``lerp_``, ``addcmul_`` and ``addcdiv_``."""
 
     def averages(self, G, V, H, alpha, beta):
         return lerp(V, G, 1 - alpha), beta * H + (1 - beta) * G * G
@@ -96,7 +96,7 @@ class PyTorchWithTensorRates(PyTorch):
 
 
 class TensorFlow(_Adam):
-    """Adam with averages computed as ``m += (g - m) * (1 - beta1)``."""
+    """Adam that computes the averages as ``m += (g - m) * (1 - beta1)``."""
 
     def averages(self, G, V, H, alpha, beta):
         return V + (G - V) * (1 - alpha), H + (G * G - H) * (1 - beta)
@@ -119,7 +119,7 @@ class TensorFlowBesideInfinity(_Adam):
 
 
 class Keras(TensorFlow):
-    """Adam with averages computed as ``m.assign_add((g - m) * (1 - beta_1))``.
+    """Adam that computes the averages as ``m.assign_add((g - m) * (1 - beta_1))``.
 
     The decay is X - X * norm_coefficient_post, unless the coefficient is near 1.
     """
@@ -138,7 +138,7 @@ class Logarithmic(_Adam):
 
 
 class Fused(_Adam):
-    """Adam with decay computed as ``fma(-p, x, x)``, and averages by fma as well."""
+    """Adam that computes the decay as ``fma(-p, x, x)``, and the averages by fma as well."""
 
     def averages(self, G, V, H, alpha, beta):
         return (

@@ -432,7 +432,7 @@ def _outcomes(
         cover: the mistakes of the backend, including this mistake.
         submit: submits a node.
         bases: groups of nodes; each input is a changed copy of a node of a random group.
-        submitted: largest number of submitted inputs. The mistake is wrong on each of them.
+        submitted: largest number of submitted inputs. The mistake is wrong on each of these inputs.
         drawn: number of inputs that are drawn.
     """
     random = Random(0)  # noqa: S311 - not a secret

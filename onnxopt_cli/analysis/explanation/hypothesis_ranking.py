@@ -104,7 +104,7 @@ class HypothesisRanking:
         return self._general_first(ranked)
 
     def _general_first(self, ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
-        """Move a condition to the front if it is more general than the first, and explains more.
+        """Move a condition to the front if it is more general than the first one and explains more.
 
         Nodes that are generated from one failing case often share a trait by accident. A more
         general condition may also hold in failures that are already explained. Such a condition is

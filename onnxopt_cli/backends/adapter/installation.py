@@ -331,7 +331,7 @@ def _run(command: Sequence[str], folder: Path, tick: Callable[[int], object]) ->
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
     """Yield the lines of a process's output, and an empty line after each second without output."""
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
+    assert process.stdout is not None  # noqa: S101 - stdout is a pipe
     descriptor, rest = process.stdout.fileno(), b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)

@@ -495,5 +495,5 @@ def _value_files(
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text has one to nine digits and no leading zero, as in file names."""
+    """Return whether a text has one to nine digits and no leading zero, as in ``input_0.pb``."""
     return re.fullmatch(r"0|[1-9][0-9]{0,8}", text) is not None

@@ -117,7 +117,7 @@ def _values(
 
 
 def _chooser(declared: onnx.TypeProto) -> ChooseDtype:
-    """Return the element type that the graph declares, or the natural type if it declares none."""
+    """Return the element type that the graph declares, or the natural type if none is declared."""
     while declared.WhichOneof("value") in ("sequence_type", "optional_type"):
         declared = getattr(declared, str(declared.WhichOneof("value"))).elem_type
     try:

@@ -302,7 +302,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
 
 
 def _beyond_range(result: Bounded, fine: Bounded, operands: Sequence[Bounded]) -> Bounded:
-    """Return a result with the errors of the finer type where the range of the coarser is exceeded.
+    """Use the errors of the finer type where a result exceeds the range of the coarser type.
 
     An implementation may lose digits by computing in the coarser type, but finite numbers must not
     become infinite. For example, it must not convert a double of 1e100 to float32.

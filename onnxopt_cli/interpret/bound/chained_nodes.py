@@ -53,7 +53,8 @@ class Derived:
     """An input, such as a gradient, that is computed from another input in each step.
 
     Attributes:
-        of: the name of the input from which this input is computed. Both have the same shape.
+        of: the name of the input from which this input is computed. The two inputs have the same
+            shape.
         formula: the function. It accepts arrays and the operands of any interpretation.
         dtype: the element type of the computed input.
     """

@@ -352,7 +352,7 @@ def _float_tensors(values: Sequence[Any]) -> list[Array]:
 def _run_with_range_events(
     native_model: ReferenceModel, inputs: Mapping[str, Value], visitor: Visitor, events: set[str]
 ) -> list[Any]:
-    """Return the outputs of a run, and replace the contents of ``events`` by its range events."""
+    """Return the outputs of a run, and replace the contents of ``events`` by the run's events."""
     events.clear()
 
     def record(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:

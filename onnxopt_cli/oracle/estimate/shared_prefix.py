@@ -25,8 +25,8 @@ V = TypeVar("V", bound=Visitor)
 
 # The largest number of bytes of the values that are kept for all runs together.
 _MAX_KEPT_BYTES = 64 << 20
-# Arrays with fewer bytes than this number are kept even if no node behind a boundary reads them,
-# because small arrays may decide control flow.
+# Arrays with fewer bytes than this number are kept even if no later node reads them, because small
+# arrays may decide control flow.
 _SMALL_BYTES = 1 << 12
 # Operators that read values before the visitor is called, so that the visitor misses the reads.
 _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
@@ -142,10 +142,10 @@ class SharedPrefix:
         inputs: Mapping[str, Value],
         create_visitor: Callable[[], V],
     ) -> tuple[list[Any], V]:
-        """Run the model and keep the values that cross boundaries, or run a reformulation.
+        """Run the model and keep results for its reformulations, or run a reformulation.
 
-        A reformulation starts at its boundary if the values that cross the boundary have been kept;
-        otherwise it starts at the inputs.
+        If the values that the first changed node and later nodes read have been kept, the run of
+        the reformulation starts at this node; otherwise, it starts at the inputs.
 
         Args:
             name: the name of the reformulation; empty for the model itself.

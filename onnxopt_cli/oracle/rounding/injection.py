@@ -248,7 +248,7 @@ class SiteRecorder:
 
     @property
     def accumulation(self) -> tuple[str, NodeKind] | None:
-        """The operator and kind of a single node that accumulates in float32; else None."""
+        """The operator and kind if the model is one node that accumulates in float32, else None."""
         nodes = [(site.op_type, site.node_class.kind) for site in self.sites]
         single = len(self._visited) == 1 and accumulates_in_single(*nodes[0])
         return nodes[0] if single else None

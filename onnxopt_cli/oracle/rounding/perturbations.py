@@ -17,16 +17,16 @@ from onnxopt_cli.core.values import Array
 
 #: The number of perturbed runs.
 RUNS = 8
-#: The sizes of a rounding. Each place moves by the largest size in at least one run.
+#: The sizes of a rounding. Each element moves by the largest size in at least one run.
 LEVELS = np.array([0.25, 0.5, 0.75, 1.0])
-#: The number of places after which the sizes repeat. Within this period, any two places have
+#: The number of elements after which the sizes repeat. Within this period, any two elements have
 #: different sizes in at least one run. The period is the largest prime for which four sizes and
 #: eight runs can meet this condition. If the period divided the size of a tensor, elements at the
 #: same place of different tensors would be perturbed equally. A prime number of five digits rarely
 #: divides the size of a tensor.
 DISTINCT_PLACES = 58_967
 
-# The signs of the roundings, with a row for each run and a column for each place. Any two columns
+# The signs of the roundings: a row for each run, a column for each element. Any two columns
 # contain all four pairs of signs. All signs of the first run are positive.
 _TRIPLES = tuple(combinations(range(1, RUNS), 3))
 _COLUMNS = np.array(
@@ -77,7 +77,7 @@ def _sizes() -> Array:
     return np.ascontiguousarray(LEVELS[levels[:, moves_fully][:, :DISTINCT_PLACES]])
 
 
-# The number of places whose roundings are computed together.
+# The number of elements whose roundings are computed together.
 _BLOCK_PLACES = 1 << 17
 
 

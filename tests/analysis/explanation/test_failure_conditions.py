@@ -281,7 +281,7 @@ def test_agreement_with_a_changed_formula_is_not_accidental():
     for total, unlike in product(range(61), range(4)):
         if total >= unlike and supports_change(total - unlike, unlike):
             # Suppose that the backend differed from the changed formula for a tenth of all inputs.
-            # The sum would be the probability that at most ``unlike`` drawn inputs are among them.
+            # The sum would be the probability that it differs for at most ``unlike`` drawn inputs.
             share = [comb(total, k) * 0.1**k * 0.9 ** (total - k) for k in range(unlike + 1)]
             assert sum(share) < 0.05
 

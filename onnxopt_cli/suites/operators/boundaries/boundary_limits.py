@@ -309,7 +309,7 @@ def _quantized_types() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _typed(place: int, dtype: str, *inputs: Any, **attributes: Any) -> Generator:
-    """Return a generator of a fixed node, for operator versions in which an input allows a type.
+    """Return a generator of a fixed node; the operator's version must allow a type for an input.
 
     Args:
         place: the position of the input.
