@@ -224,6 +224,10 @@ def neighbours(
       a type, an attribute, an optional input, or the parameters in ``stated``.
     - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
       All failing nodes may have the attribute or input by accident.
+    - Some nodes are failing nodes with one of these changes: an axis gets another length, an
+      attribute gets another value, an input gets another type or one more axis, or its values are
+      converted to one class, such as powers of two. All failing nodes may have equal axes or
+      similar values by accident.
     - In some nodes, all numbers of an attribute are 0 or 1, all elements of an input are equal, or
       integers have few binary digits. A fault may have no effect on such nodes.
     - The generator of the operator draws the remaining nodes, if the operator has a generator.
@@ -242,6 +246,8 @@ def neighbours(
     op_type = failing[0].node.op_type
     versions = schemas(op_type) if op_type in GENERATORS else []
     ways = ["failing"] * 9 + ["toggled"] * 6
+    # Directed changes test a statement that other nodes have confirmed.
+    ways += ["directed"] * 30 * (change_counts is CHANGE_COUNTS)
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
         ways += ["converted"] * 2 + ["borrowed"] * 4
@@ -295,6 +301,8 @@ def _neighbour(
         is_float = attribute_type(node.schema.attributes[name]) == "FLOAT"
         value = random.uniform(low, high)
         return node.with_attribute(name, value if is_float else round(value))
+    if way == "directed":
+        return random.choice(_DIRECTED_CHANGES)(random, node)
     if way == "toggled":
         return _toggled(random, node, [*failing, *passing])
     if way in {"mixed", "exchanged"}:
@@ -663,6 +671,60 @@ def _shape(random: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _axis(random: Random, node: BoundNode) -> BoundNode:
+    """Change the length of one axis; the elements remain similar.
+
+    The axis is counted from the first or from the last one. Usually, the axis changes in all inputs
+    in which it has the same length.
+    """
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.ndim
+    ]
+    if not places:
+        return node
+    chosen = random.choice(places)
+    like = node.operand(chosen)
+    assert like is not None  # noqa: S101 - the input is a tensor
+    axis = random.randrange(-like.ndim, like.ndim)
+    length = like.shape[axis]
+    new = random.choice((*_LENGTHS[:4], length + 1, max(1, length - 1)))
+    for place in [chosen] if random.randrange(4) == 0 else places:
+        array = node.operand(place)
+        if array is None or not -array.ndim <= axis < array.ndim or array.shape[axis] != length:
+            continue
+        indices = np.resize(np.arange(length), new) if length else np.empty(0, int)
+        resized = np.take(array, indices, axis)
+        node = node.with_operand(place, _similar(random, resized))
+    return node
+
+
+def _rank(random: Random, node: BoundNode) -> BoundNode:
+    """Insert an axis in one input, or in all inputs of its shape; the elements remain similar."""
+    places = _tensors(node)
+    if not places:
+        return node
+    chosen = random.choice(places)
+    like = node.operand(chosen)
+    assert like is not None  # noqa: S101 - the input is a tensor
+    axis, length = random.randint(0, like.ndim), random.choice(_LENGTHS[:3])
+    for place in [chosen] if random.randrange(2) else places:
+        array = node.operand(place)
+        if array is not None and array.shape == like.shape:
+            repeated = np.repeat(np.expand_dims(array, axis), length, axis)
+            node = node.with_operand(place, _similar(random, repeated))
+    return node
+
+
+def _similar(random: Random, array: Array) -> Array:
+    """Change floating-point elements a little, because equal values would hide an exchange."""
+    if array.dtype.kind != "f":
+        return array
+    factors = _generator(random).uniform(0.5, 1.5, array.shape)
+    return np.asarray(array * factors).astype(array.dtype)
+
+
 def _types(random: Random, node: BoundNode) -> BoundNode:
     """Replace the type of some inputs by another type that the schema allows, and draw new values.
 
@@ -767,7 +829,7 @@ def _attribute_value(random: Random, node: BoundNode, name: str, kind: str) -> A
         case "FLOAT":
             number = old if isinstance(old, float) else 1.0
             scaled = number * random.uniform(0.3, 3)
-            return random.choice((scaled, scaled, -number, 0.0, 1.0, 0.5, number + 0.7))
+            return random.choice((scaled, -scaled, -number, 0.0, 1.0, 0.5, number + 0.7))
         case "STRING" if allowed:
             return random.choice(allowed).encode()
         case "STRINGS" if allowed and old:
@@ -973,6 +1035,13 @@ def _emptied(random: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _powers_of_two(array: Array) -> Array:
+    """Replace each element by the nearest power of two of its sign; 0, infinity and NaN remain."""
+    mantissas, exponents = np.frexp(array.astype(np.float64))
+    powers = np.ldexp(np.sign(mantissas), exponents - 1)
+    return np.where(np.isfinite(array.astype(np.float64)), powers, array)
+
+
 # Functions that return values of a class.
 _VALUE_CLASSES: tuple[Callable[[Array], Array], ...] = (
     np.abs,
@@ -981,10 +1050,15 @@ _VALUE_CLASSES: tuple[Callable[[Array], Array], ...] = (
     lambda array: array - np.trunc(array),
     lambda array: np.full_like(array, array.reshape(-1)[0]),
     lambda array: np.nan_to_num(array, nan=1, posinf=2, neginf=-2),
+    _powers_of_two,
 )
 _Change = Callable[[Random, BoundNode], BoundNode]
 _CHANGES: tuple[_Change, ...] = (
     *(_values,) * 4, *(_shape,) * 3, *(_types,) * 2, *(_inputs,) * 2, *(_attributes,) * 5,
+)  # fmt: skip
+# Changes of failing nodes that may refute a condition.
+_DIRECTED_CHANGES: tuple[_Change, ...] = (
+    *(_attributes,) * 2, *(_axis,) * 2, *(_classes,) * 2, *(_types,) * 2, *(_rank,) * 2,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (

@@ -21,7 +21,12 @@ from onnxopt_cli.analysis.explanation.condition_fitting import (
     meeting_elements,
 )
 from onnxopt_cli.analysis.explanation.features import Condition, Feature, roundest
-from onnxopt_cli.analysis.explanation.generated_inputs import changed, mixed
+from onnxopt_cli.analysis.explanation.generated_inputs import (
+    changed,
+    mixed,
+    with_near_values,
+    with_types,
+)
 from onnxopt_cli.analysis.explanation.required_evidence import supports_wherever
 from onnxopt_cli.analysis.explanation.samples import Sample, sample
 from onnxopt_cli.core.tolerance import Branch
@@ -45,6 +50,8 @@ _MIN_BASES = 8
 SUBMITTED_TO_PROVE = 60
 #: The largest number of inputs that an attempt to prove a condition draws.
 MAX_DRAWN_TO_PROVE = 400
+# Number of failing inputs that are varied in directed ways to refute conditions.
+_DIRECTED_BASES = 2
 # Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
 # A threshold lies in a gap between two known values. The gap is narrow if it is at most _NARROW_GAP
@@ -230,7 +237,7 @@ class ConditionQueries(ConditionFitting):
         met = Counter[bool]()
         conditions = self._paths[0].conditions
         # Variations of a single failing input may refute the conditions, but do not support them.
-        for candidate in self._with_plain_numbers(conditions):
+        for candidate in self._directed_variations(conditions):
             sample = self._observe(candidate.call)
             if sample and self._meets(conditions, sample) and not sample.failed:
                 return False
@@ -242,26 +249,35 @@ class ConditionQueries(ConditionFitting):
             met[meets] += 1
         return supports_wherever(met[True], met[False])
 
-    def _with_plain_numbers(self, conditions: Sequence[Condition]) -> list[Sample]:
-        """Return variations of a failing node that set one number to 0 or 1 and meet conditions.
+    def _directed_variations(self, conditions: Sequence[Condition]) -> Iterator[Sample]:
+        """Yield variations of a few failing nodes that may refute conditions.
 
-        The number is an operand, an attribute or an expected element. Many faults have no effect if
-        the number is 0 or 1, which random inputs rarely contain.
+        In some variations, one number is 0 or 1. The number is an operand, an attribute or an
+        expected element. Many faults have no effect if the number is 0 or 1, which random inputs
+        rarely contain. The fault must be visible in an element that meets the conditions.
+
+        Further variations may refute a known mistake: the operands have another combination of
+        types, or special elements are nearly special. If the mistake has no effect on a variation,
+        the backend must be right.
         """
-        base = next(
-            (each for each in self._samples if each.failed and self._meets(conditions, each)), None
-        )
-        candidates = []
+        failing = [each for each in self._samples if each.failed and self._meets(conditions, each)]
         numbers = [feature for feature in self._features if feature.kind == "number"]
-        for feature, number in product(numbers if base else (), (0.0, 1.0)):
-            call = feature.vary(base.call, number) if base and feature.vary else None
-            if call is None:
-                continue
-            branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
-            candidate = self._sampled(call, branches)
-            if self._visible_share(candidate) and self._meets(conditions, candidate):
-                candidates.append(candidate)
-        return candidates
+        for base in failing[:: -(-len(failing) // _DIRECTED_BASES)] if failing else ():
+            calls = [
+                feature.vary(base.call, number)
+                for feature, number in product(numbers, (0.0, 1.0))
+                if feature.vary
+            ]
+            if self._mistake:
+                calls += [*with_types(self._random, base.call), *with_near_values(base.call)]
+            for call in calls:
+                if call is None:
+                    continue
+                branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+                candidate = self._sampled(call, branches)
+                is_met = self._visible_share(candidate) and self._meets(conditions, candidate)
+                if is_met or self._mistake:
+                    yield candidate
 
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
         """Submit new inputs; yield whether each input meets the conditions and whether it fails."""

@@ -45,9 +45,6 @@ SUFFICIENT_SHARE = 0.99
 #: If a condition names a trait, at least MIN_RIGHT_WITHOUT new nodes without the trait must be
 #: right.
 MIN_RIGHT_WITHOUT = 11
-#: If a condition names a trait, at most MAX_WRONG_WITHOUT_SHARE of the nodes without the trait may
-#: fail.
-MAX_WRONG_WITHOUT_SHARE = 0.1
 #: A trait of all failing nodes is stated if at least MIN_FAILURE_RATE of the nodes with the trait
 #: fail.
 MIN_FAILURE_RATE = 0.3
@@ -491,10 +488,10 @@ class ElementConditions:
             # If a condition is only sufficient, elements beyond a limit may also be wrong, for
             # another reason. Therefore, the elements do not show where the fault ends.
             return False
-        if condition.is_of_nodes:
-            return not any(
-                node.failed and not condition.applies_to(node.sample) for node in self.nodes
-            )
+        if not condition.is_sufficient and any(
+            node.failed and not condition.applies_to(node.sample) for node in self.nodes
+        ):
+            return False
         return all(self._is_sharp(condition, limit) for _, limit in condition.limits)
 
     def updated(self, condition: ElementCondition) -> ElementCondition:
@@ -563,11 +560,7 @@ class ElementConditions:
                 right_new >= MIN_OTHERS
                 and self._chance_of_trait(condition.trait) <= MAX_CHANCE_OF_TRAIT
             )
-        nodes_without_trait = [node for node in self.nodes if not condition.applies_to(node.sample)]
-        wrong = sum(node.failed for node in nodes_without_trait)
-        return right_new >= MIN_RIGHT_WITHOUT and wrong <= MAX_WRONG_WITHOUT_SHARE * len(
-            nodes_without_trait
-        )
+        return right_new >= MIN_RIGHT_WITHOUT
 
     def _chance_of_trait(self, trait: Trait) -> float:
         """Return the probability that all independent failing nodes have a trait by chance.

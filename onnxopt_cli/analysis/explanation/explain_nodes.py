@@ -88,7 +88,7 @@ MAX_OTHER_SHARE = 0.1
 #: A condition is plain if it has one part, and the part is a statement about a parameter. Of the
 #: nodes that do not meet a plain condition, up to MAX_OTHER_SHARE_OF_PLAIN may fail. It must then
 #: be unlikely that all nodes that meet the condition fail by chance.
-MAX_OTHER_SHARE_OF_PLAIN = 0.5
+MAX_OTHER_SHARE_OF_PLAIN = 0.3
 #: The probability that all nodes which meet a plain condition fail by chance must be at most
 #: MAX_CHANCE.
 MAX_CHANCE = 1e-9
@@ -123,6 +123,8 @@ _ELEMENT_ROUNDS = 8
 _MAX_OUTPUTS = 2
 # The share of a search's limit that is reserved for validating the statements at the end.
 _VALIDATION_SHARE = 0.2
+# Number of rounds of generated nodes that validate each statement.
+_VALIDATION_ROUNDS = 2
 # Nodes are generated to test the _MAX_TESTED best conditions on elements, and the best condition
 # that states only a trait of all failing nodes.
 _MAX_TESTED = 3
@@ -647,16 +649,15 @@ class _NodeSearch:
             The conditions that were tested and are still confirmed.
         """
         for hypothesis in [*self._ranking.accepted]:
-            if self._nodes.is_at_limit:
+            if not self._generate_directed(hypothesis):
                 self._ranking.accepted.remove(hypothesis)
-            else:
-                self._generate(hypothesis, CHANGE_COUNTS)
-        validated: list[ElementCondition] = []
-        for condition in conditions:
-            if not self._nodes.is_at_limit:
-                traits = (condition.trait,) if condition.trait else ()
-                self._generate(Hypothesis(traits, None, 0.0), CHANGE_COUNTS)
-                validated.append(condition)
+        validated = [
+            condition
+            for condition in conditions
+            if self._generate_directed(
+                Hypothesis((condition.trait,) if condition.trait else (), None, 0.0)
+            )
+        ]
         while self._drop_refuted():
             pass
         self._ranking.accepted = [*filter(self._needs_all_parts, self._ranking.accepted)]
@@ -668,6 +669,14 @@ class _NodeSearch:
             if element_conditions.is_confirmed(updated):
                 confirmed.append(updated)
         return confirmed
+
+    def _generate_directed(self, hypothesis: Hypothesis) -> bool:
+        """Submit the nodes that validate a hypothesis; return whether the limit suffices."""
+        for _ in range(_VALIDATION_ROUNDS):
+            if self._nodes.is_at_limit:
+                return False
+            self._generate(hypothesis, CHANGE_COUNTS)
+        return True
 
     def _drop_insufficient(self) -> None:
         """Drop accepted conditions that have no known mistake and too little evidence.
@@ -683,6 +692,7 @@ class _NodeSearch:
             sample
             for sample in self._nodes.samples
             if sample.failed is not None
+            and not sample.case
             and not any(
                 hypothesis.meets(sample)
                 if hypothesis.mistake is None

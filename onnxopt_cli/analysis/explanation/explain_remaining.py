@@ -26,7 +26,7 @@ import numpy as np
 from onnxopt_cli.analysis.explanation.condition_queries import SubmitCall
 from onnxopt_cli.analysis.explanation.failure_conditions import FailureCondition, failure_condition
 from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
-from onnxopt_cli.analysis.explanation.generated_inputs import changed
+from onnxopt_cli.analysis.explanation.generated_inputs import changed, with_near_values
 from onnxopt_cli.analysis.explanation.required_evidence import supports_change
 from onnxopt_cli.analysis.explanation.samples import Sample, has_common_content, sample
 from onnxopt_cli.config.run_config import Judging
@@ -59,6 +59,9 @@ DRAWN_TO_CONFIRM = 96
 MAX_RIGHT_SHARE = 0.1
 #: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
+#: A mistake is dropped if more than MAX_UNLIKE_NEAR inputs with nearly special values contradict
+#: it.
+MAX_UNLIKE_NEAR = 1
 #: A mistake in rounding is confirmed if the backend's wrong elements are much nearer to the values
 #: of the mistake than to the expected values. The median ratio of the two distances must be at most
 #: MAX_DISTANCE_RATIO.
@@ -136,7 +139,36 @@ def contradicts(
     return (
         counts["right"] > MAX_RIGHT_SHARE * counts.total()
         or counts["alike"] < MIN_ALIKE_SHARE * wrong
+        or _is_unlike_near(mistake, reproduced, cover, submit)
     )
+
+
+def _is_unlike_near(
+    mistake: Implementation,
+    reproduced: Sequence[Observation],
+    cover: Sequence[Implementation],
+    submit: SubmitCall,
+) -> bool:
+    """Return whether a backend differs from a mistake if special values are only nearly special.
+
+    For example, a backend that treats all tiny numbers as 0 differs from a mistake in which only 0
+    is treated specially. The backend must be right if the mistake has no effect.
+    """
+    unlike = 0
+    for observation in spread(reproduced, REPEATED_CASES):
+        for call in with_near_values(observation.call):
+            returned = submit(call)
+            if returned is None:
+                continue
+            right = [derived_output.branch for derived_output in bound(call)]
+            is_silent = agree(right, mistake.run(call))
+            if agree(right, returned):
+                unlike += not is_silent
+            else:
+                unlike += not any(returns(known_mistake, call, returned) for known_mistake in cover)
+            if unlike > MAX_UNLIKE_NEAR:
+                return True
+    return False
 
 
 def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
@@ -348,21 +380,18 @@ class CauseSearch:
                 condition = failure_condition(samples, compared, mistake)
             except _ContradictedError:
                 continue
-            if condition and condition.conditions and self._agrees(mistake, outcomes):
+            if condition and condition.conditions and self._agrees(outcomes):
                 met = self._cases_meeting(condition, mistake)
                 where = f", but only where {condition.where} ({condition.evidence})"
                 return self._cause_of(mistake, met, where)
         return None
 
-    def _agrees(self, mistake: Implementation, outcomes: Counter[bool]) -> bool:
+    def _agrees(self, outcomes: Counter[bool]) -> bool:
         """Return whether a mistake reproduced enough of the wrong outputs on generated inputs.
 
-        Hundreds of changes of the formula are tried, so that one of them may agree with nearly all
-        inputs by accident. Therefore, more evidence is required for a change than for a known
-        mistake.
+        Many mistakes and changes are tried, so that one of them may agree with most inputs by
+        accident.
         """
-        if named(self.operator, mistake.name):
-            return outcomes[False] <= MAX_RIGHT_SHARE * outcomes.total()
         return not self.submit or supports_change(outcomes[True], outcomes[False])
 
     def _reproduces_near(self, mistake: Implementation, submit: SubmitCall) -> bool:
@@ -497,7 +526,10 @@ def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[boo
         right = [derived_output.branch for derived_output in bound(call)] if returned else []
         if returned and not agree(right, returned):
             observation = Observation("", call, Expected({}, {}), returned)
-            outcomes[reproduces_wrong_elements(mistake, observation)] += 1
+            is_alike = reproduces_wrong_elements(mistake, observation)
+            # Outputs that differ only by roundings are no evidence.
+            if is_alike or not reproduces_wrong_elements(mistake, observation, is_loose=True):
+                outcomes[is_alike] += 1
             if outcomes[False] > MIN_CONTRADICTING + MAX_RIGHT_SHARE * outcomes.total():
                 raise _ContradictedError
         return returned

@@ -215,7 +215,7 @@ class _Search(ConditionQueries):
         if not self._reaches_enough(failing, met) or self._shows_elsewhere(best.conditions, met):
             return None
         passing = len(self._samples) - len(failing)
-        effect, besides = _effect_text(met, partly=self._wrong_share(best.conditions, met))
+        effect, besides = _effect_text(met, is_partial=self._has_right(best.conditions, met))
         count = f"{len(met)} of {len(failing)}" if len(met) < len(failing) else f"{len(met)}"
         evidence = f"seen in {count} inputs that fail{besides}, in none of {passing} that pass"
         where = f"{_text(best.conditions)}{self._gaps(best)}{self._exceptions(best.conditions)}"
@@ -332,13 +332,16 @@ class _Search(ConditionQueries):
         predicted = " or ".join(words).replace("{}", subject)
         return f", unless {predicted}" if predicted else ""
 
-    def _wrong_share(self, conditions: Sequence[Condition], met: Sequence[Sample]) -> float:
-        """Return the median share of wrong elements among those that meet the conditions."""
-        shares = []
-        for each in met:
-            table, labels = self._table(each)
-            shares.append(np.mean(labels[meeting_columns(conditions, table).all(axis=0)] == WRONG))
-        return float(np.median(shares))
+    def _has_right(self, conditions: Sequence[Condition], met: Iterable[Sample]) -> bool:
+        """Return whether a right element of a failing sample meets the conditions.
+
+        Elements in which the fault would be invisible are not considered.
+        """
+        tables = map(self._table, met)
+        return any(
+            (labels[meeting_columns(conditions, table).all(axis=0)] != WRONG).any()
+            for table, labels in tables
+        )
 
     def _shows_elsewhere(self, conditions: Sequence[Condition], met: Iterable[Sample]) -> bool:
         """Return whether many elements are right although they meet the conditions of a mistake."""
@@ -377,6 +380,9 @@ class _Search(ConditionQueries):
         outside = met[False, True] + met[False, False]
         if met[False, True] or not supports_only_where(met[True, True], inside, outside):
             return None
+        self._fit()
+        if not self._covers_wrong_elements(condition):
+            return None
         counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
         text = f"found wrong only where {condition.text} ({counts})"
         parts = (condition,)
@@ -389,8 +395,20 @@ class _Search(ConditionQueries):
         met = sum(self._meets(conditions, each) for each in self._passing_cases)
         return met > _MAX_PASSING_SHARE * len(self._passing_cases)
 
+    def _covers_wrong_elements(self, condition: Condition) -> bool:
+        """Return whether all known wrong elements meet a condition.
+
+        If an output is carried from tensor to tensor, its error does not belong to an element.
+        Then each failing sample needs only one element that meets the condition.
+        """
+        meets = meeting_columns([condition], self._wrong)[0]
+        carries = self._samples[0].call.operator.carries
+        if any(map(carries, self._effects)):
+            return {*self._wrong_owners[meets].tolist()} == {*self._wrong_owners.tolist()}
+        return bool(meets.all())
+
     def _best_necessary(self) -> Condition | None:
-        """Return the condition that all failing samples and the fewest passing samples meet."""
+        """Return the condition that all wrong elements and the fewest passing samples meet."""
         level = self._level(
             np.ones(self._wrong.shape[1], bool), np.ones(self._right.shape[1], bool)
         )
@@ -402,6 +420,7 @@ class _Search(ConditionQueries):
             at
             for at in np.flatnonzero(level.reach >= total)
             if not self._features[level.conditions[at].feature].of_output
+            and self._covers_wrong_elements(level.conditions[at])
         ]
         if not usable:
             return None
@@ -417,16 +436,16 @@ def _text(conditions: Iterable[Condition]) -> str:
     return " and ".join(dict.fromkeys(condition.text for condition in in_order))
 
 
-def _effect_text(samples: Sequence[Sample], *, partly: float) -> tuple[str, str]:
+def _effect_text(samples: Sequence[Sample], *, is_partial: bool) -> tuple[str, str]:
     """Describe the outputs that are wrong in nearly all samples, and count other wrong outputs.
 
     Args:
         samples: failing samples.
-        partly: the share of wrong elements among the elements that meet the condition.
+        is_partial: whether some of the elements that meet the condition are right.
     """
     counts = Counter(name for each in samples for name in each.possible)
     always = {name for name, count in counts.items() if count >= ALWAYS_SHARE * len(samples)}
-    part = "partly " if partly < ALWAYS_SHARE else ""
+    part = "partly " if is_partial else ""
     if not always:
         return f"{' or '.join(sorted(counts))} is {part}wrong", ""
     besides = "".join(f", {name} too in {counts[name]}" for name in sorted(counts.keys() - always))

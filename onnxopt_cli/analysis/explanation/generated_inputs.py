@@ -5,9 +5,9 @@ A node has one or more groups. A group consists of the operands that belong to o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from random import Random
 from typing import Any
 
@@ -37,6 +37,9 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
 _SPECIAL_VALUES = (
     0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0,
 )  # fmt: skip
+# Numbers that are nearly 0 or nearly infinite in float32.
+_TINY_NUMBERS = (1e-36, -1e-31, 1e-20, 1e-9)
+_LARGE_NUMBERS = (1e20, -1e30, 3e38)
 _SCALES = (1e-30, 1e-12, 1e-6, 1e-3, 100.0, 1e4, 1e8, 1e20)
 _MAX_INPUT_ELEMENTS = 1 << 18
 _MAX_TENSORS = 512
@@ -144,6 +147,42 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
     return checked(replace(changed_call, omitted=omitted))
 
 
+def with_near_values(call: Call[Array]) -> Iterator[Call[Array]]:
+    """Yield copies of a node in which special elements of an operand are nearly special.
+
+    Zeros become tiny numbers, and infinite elements become large numbers.
+    """
+    nonnegative = nonnegative_tensors(call.operator)
+    for place, name in enumerate(call.operator.tensors):
+        tensors = [group[place] for group in call.groups]
+        for is_special, numbers in ((_is_zero, _TINY_NUMBERS), (np.isinf, _LARGE_NUMBERS)):
+            if not any(is_special(tensor).any() for tensor in tensors):
+                continue
+            for number in numbers:
+                if number < 0 and name in nonnegative:
+                    continue
+
+                def replaced(
+                    at: int,
+                    tensor: Array,
+                    place: int = place,
+                    is_special: Callable[[Array], Array] = is_special,
+                    number: float = number,
+                ) -> Array:
+                    if at != place:
+                        return tensor
+                    # Special elements are equal, but nearly special elements need not be.
+                    near_values = number * np.linspace(0.5, 1, tensor.size).reshape(tensor.shape)
+                    return np.where(is_special(tensor), near_values, tensor).astype(tensor.dtype)
+
+                if near := checked(_mapped(call, replaced)):
+                    yield near
+
+
+def _is_zero(tensor: Array) -> Array:
+    return np.asarray(tensor == 0)
+
+
 def _in_range(number: float, dtype: np.dtype[Any]) -> bool:
     """Return whether a number neither overflows nor underflows to 0 in a type."""
     if dtype.kind == "i":
@@ -249,18 +288,56 @@ def _attribute(random: Random, call: Call[Array]) -> Call[Array]:
 
 
 def _types(random: Random, call: Call[Array]) -> Call[Array]:
-    """Draw one type for all tensors, or one for each operand; sometimes, change only one group."""
+    """Draw one type for all tensors, or one for each operand; sometimes, change only one group.
+
+    The elements of new doubles get further digits, so that float32 cannot represent them.
+    Otherwise, a rounding to float32 would be invisible.
+    """
+    draw = _draw(random)
     types = [DTYPES[random.choice(call.operator.dtypes)] for _ in call.operator.tensors]
     same = random.randrange(2)
     numbers = range(len(call.groups))
     changed_groups = {random.choice(numbers)} if random.randrange(3) == 0 else {*numbers}
     groups = tuple(
-        tuple(tensor.astype(types[0 if same else at]) for at, tensor in enumerate(group))
+        tuple(_converted(draw, tensor, types[0 if same else at]) for at, tensor in enumerate(group))
         if number in changed_groups
         else group
         for number, group in enumerate(call.groups)
     )
     return replace(call, groups=groups)
+
+
+def with_types(random: Random, call: Call[Array]) -> Iterator[Call[Array] | None]:
+    """Yield copies of a node with each combination of types of its operands; None if invalid.
+
+    Each combination is yielded twice: with the old values, and with ordinary values. Old values
+    that are beyond the range of a type become infinite.
+    """
+    draw, operator = _draw(random), call.operator
+    nonnegative = nonnegative_tensors(operator)
+
+    def ordinary(at: int, tensor: Array) -> Array:
+        values = draw.uniform(0.1, 3, tensor.shape) * draw.choice((-1, 1), tensor.shape)
+        return np.asarray(np.abs(values) if operator.tensors[at] in nonnegative else values)
+
+    with_ordinary = _mapped(call, ordinary)
+    allowed = [DTYPES[name] for name in operator.dtypes]
+    for types, source in product(
+        product(allowed, repeat=len(operator.tensors)), (call, with_ordinary)
+    ):
+        with np.errstate(over="ignore"):
+            converted = _mapped(
+                source,
+                lambda at, tensor, types=types: _converted(draw, tensor, types[at]),
+            )
+        yield checked(converted)
+
+
+def _converted(draw: np.random.RandomState, tensor: Array, dtype: np.dtype[Any]) -> Array:
+    if tensor.dtype.itemsize >= dtype.itemsize:
+        return tensor.astype(dtype)
+    further_digits = draw.uniform(0, np.finfo(tensor.dtype).eps, tensor.shape)
+    return np.asarray(tensor.astype(dtype) * (1 + further_digits), dtype)
 
 
 def _groups(random: Random, call: Call[Array]) -> Call[Array]:

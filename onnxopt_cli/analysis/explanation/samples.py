@@ -75,6 +75,7 @@ class Sample:
             them.
         expected: expected elements of all tensors, by output. Outputs whose shapes differ from
             those of the tensors are left out.
+        of_mistake: whether ``visible`` describes a known mistake.
     """
 
     call: Call[Array]
@@ -82,6 +83,7 @@ class Sample:
     visible: Mapping[str, Array]
     possible: Mapping[str, Array]
     expected: Mapping[str, Array]
+    of_mistake: bool
 
     @property
     def failed(self) -> bool:
@@ -100,17 +102,22 @@ class Sample:
             effects: the effect of the fault on each output that it changes.
             always: outputs that are wrong in nearly all failing samples. A fault counts as visible
                 if it is visible in one of these outputs. If the set is empty, it must be visible in
-                every output.
+                every output. A known mistake counts as visible if it changes any output, because it
+                predicts all outputs.
         """
         wrong = np.zeros(self.size, bool)
         for name in effects:
             wrong |= self.wrong[name]
-        visible = [
-            self.visible[name][effect]
-            for name, effect in effects.items()
-            if not always or name in always
-        ]
-        shows = np.any(visible, axis=0) if always else np.all(visible, axis=0)
+        if self.of_mistake:
+            visible = [rows[EVERYWHERE] for rows in self.visible.values()]
+        else:
+            visible = [
+                self.visible[name][effect]
+                for name, effect in effects.items()
+                if not always or name in always
+            ]
+        is_any = self.of_mistake or bool(always)
+        shows = np.any(visible, axis=0) if is_any else np.all(visible, axis=0)
         return np.where(wrong, WRONG, shows.astype(np.int16))
 
 
@@ -179,7 +186,7 @@ def sample(
         else:
             expected[name] = new
         wrong[name], visible[name] = bad, visible_rows
-    return Sample(call, wrong, visible, possible, expected)
+    return Sample(call, wrong, visible, possible, expected, mistaken is not None)
 
 
 def common_effects(samples: Iterable[Sample]) -> dict[str, int]:

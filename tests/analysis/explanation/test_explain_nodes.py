@@ -1546,3 +1546,17 @@ def test_condition_is_dropped_if_another_condition_covers_all_failures():
     search._ranking.accepted = [long, short]
     search._drop_insufficient()
     assert search._ranking.accepted == [short]
+
+
+def test_nodes_that_validate_a_statement_vary_equal_axes():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (float[2, 3, 3] x, float[3] slope) => '
+        "(float[2, 3, 3] y) { y = PRelu(x, slope) }"
+    )
+    x = np.linspace(-1, 0.7, 18, dtype=np.float32).reshape(2, 3, 3)
+    node = BoundNode.of(model, {"x": x, "slope": np.array([0.1, 0.3, 0.7], np.float32)})
+    drawn = neighbours([node], [], seed=1, seconds=1.0, change_counts=CHANGE_COUNTS)
+    arrays = [each.bound.operand(0) for each in islice(drawn, 300) if each]
+    assert sum(a.ndim == 3 and a.shape[1] != a.shape[2] == 3 for a in arrays) >= 8
+    assert any(a.ndim == 4 for a in arrays)
+    assert any(a.dtype == np.float64 for a in arrays)

@@ -20,7 +20,11 @@ from onnxopt_cli.analysis.explanation.features import (
     fitted_conditions,
     roundest,
 )
-from onnxopt_cli.analysis.explanation.generated_inputs import with_number
+from onnxopt_cli.analysis.explanation.generated_inputs import (
+    with_near_values,
+    with_number,
+    with_types,
+)
 from onnxopt_cli.analysis.explanation.required_evidence import (
     supports_change,
     supports_only_where,
@@ -419,3 +423,41 @@ def test_backend_that_is_right_for_a_rate_of_one_is_not_wrong_wherever_a_conditi
 
     condition, _ = condition_of("Momentum", scaled_by_rate)
     assert condition is None or "wherever" not in condition.text
+
+
+def test_only_where_covers_all_wrong_elements():
+    def next_z(call):
+        groups = call.groups
+        if len({group[2].shape for group in groups}) > 1:
+            return evaluate(call)
+        shifted = [
+            (g, w, following[2], u)
+            for (g, w, _, u), following in zip(groups, (*groups[1:], groups[0]), strict=True)
+        ]
+        return evaluate(replace(call, groups=tuple(shifted)))
+
+    condition, _ = condition_of("AdmmGradient", next_z)
+    assert condition is None or "the tensor's number" not in condition.text
+
+
+def test_new_doubles_have_digits_beyond_float32():
+    call = next(call for call, _ in suite_calls("AdmmGradient") if call.inputs[0].size > 1)
+    drawn = [*with_types(Random(0), call)]  # noqa: S311 - not a secret
+    assert len(drawn) == 2 * 2**4
+    doubles = [t for each in drawn if each for t in each.inputs if t.dtype == np.float64]
+    finite = [t for t in doubles if np.isfinite(t).all() and t.any()]
+    assert finite
+    assert all((t != t.astype(np.float32)).any() for t in finite)
+
+
+def test_near_values_replace_zeros_and_infinities():
+    call = next(
+        call
+        for call, _ in suite_calls("MagnitudePrune")
+        if any((t == 0).any() for t in call.inputs)
+    )
+    near = [*with_near_values(call)]
+    assert near
+    for each in near:
+        assert any((t != old).any() for t, old in zip(each.inputs, call.inputs, strict=True))
+        assert not any((t == 0).any() for t in each.inputs)
