@@ -518,7 +518,8 @@ def _is_ordinary(value: Array) -> bool:
     """Return whether a tensor has only integers, booleans, or finite normal numbers and zeros."""
     if value.dtype.kind in "biu":
         return True
-    return value.dtype in ROUNDOFF and flushed_value(value) is value and np.isfinite(value).all()
+    is_normal = value.dtype in ROUNDOFF and flushed_value(value) is value
+    return is_normal and bool(np.isfinite(value).all())
 
 
 def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:

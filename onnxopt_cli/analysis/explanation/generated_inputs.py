@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, islice, product
 from random import Random
 from typing import Any
@@ -320,16 +321,16 @@ def with_types(random: Random, call: Call[Array]) -> Iterator[Call[Array] | None
         values = draw.uniform(0.1, 3, tensor.shape) * draw.choice((-1, 1), tensor.shape)
         return np.asarray(np.abs(values) if operator.tensors[at] in nonnegative else values)
 
+    def convert(types: Sequence[np.dtype[Any]], at: int, tensor: Array) -> Array:
+        return _converted(draw, tensor, types[at])
+
     with_ordinary = _mapped(call, ordinary)
     allowed = [DTYPES[name] for name in operator.dtypes]
     for types, source in product(
         product(allowed, repeat=len(operator.tensors)), (call, with_ordinary)
     ):
         with np.errstate(over="ignore"):
-            converted = _mapped(
-                source,
-                lambda at, tensor, types=types: _converted(draw, tensor, types[at]),
-            )
+            converted = _mapped(source, partial(convert, types))
         yield checked(converted)
 
 
