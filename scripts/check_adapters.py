@@ -118,7 +118,11 @@ def main() -> int:
     """Print the table and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("adapters", nargs="*", metavar="NAME[@VERSION]")
-    parser.add_argument("--operator", action="append", help="instead of the common ones")
+    parser.add_argument(
+        "--operator",
+        action="append",
+        help="run cases of this operator instead of the common operators",
+    )
     parser.add_argument("--lock", action="store_true", help="write the locks of the adapters")
     options = parser.parse_args()
     counts = " ".join(f"{outcome:>11}" for outcome in OUTCOMES)

@@ -77,7 +77,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=10_000, help="number of inputs")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random damage")
-    parser.add_argument("--only", type=int, help="run only the input of this number and keep it")
+    parser.add_argument(
+        "--only", type=int, help="run only the input with this number, and keep the input"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     yaml_seeds, directory_seeds = _yaml_seeds(), _directory_seeds()

@@ -722,10 +722,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suites", nargs="*", default=["conformance", "pruning", "pairwise"])
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--faults", type=int, default=100, help="visible faults of each kind")
-    parser.add_argument("--kind", action="append", help="only kinds that contain this")
-    parser.add_argument("--draws", type=int, default=DRAWS, help="inputs that may show a fault")
-    parser.add_argument("--operator", action="append", help="only this operator")
+    parser.add_argument(
+        "--faults", type=int, default=100, help="number of visible faults of each kind"
+    )
+    parser.add_argument(
+        "--kind", action="append", help="inject only kinds of faults whose names contain this text"
+    )
+    parser.add_argument(
+        "--draws", type=int, default=DRAWS, help="number of inputs that are tried for each fault"
+    )
+    parser.add_argument("--operator", action="append", help="inject faults only into this operator")
     parser.add_argument("--operators", type=Path, action="append", default=[])
     arguments = parser.parse_args()
     random = np.random.RandomState(arguments.seed)

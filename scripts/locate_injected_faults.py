@@ -318,8 +318,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--models", nargs="*", default=USUAL_MODELS, choices=[*MODELS])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", type=int, default=20, help="kinds of faults of each model")
-    parser.add_argument("--combined", type=int, default=2, help="faults of chains of each model")
+    parser.add_argument(
+        "--kinds", type=int, default=20, help="number of kinds of faults for each model"
+    )
+    parser.add_argument(
+        "--combined", type=int, default=2, help="number of faults of chains for each model"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     counts: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}

@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--locate", action="store_true", help="also run onnxopt locate")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="only models whose names contain TEXT"
+        "--only", default="", metavar="TEXT", help="run only models with TEXT in the name"
     )
     arguments = parser.parse_args()
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, {os.cpu_count()} cores, "

@@ -82,8 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, dest="command")
     record = commands.add_parser("record", help="run everything and print the outcomes")
     record.add_argument("--onnxopt", default=shutil.which("onnxopt"), help="the command to run")
-    record.add_argument("--suite", action="append", help="only this suite; may be repeated")
-    record.add_argument("--no-plugins", action="store_true", help="built-in backends only")
+    record.add_argument(
+        "--suite", action="append", help="run only this suite; may be given several times"
+    )
+    record.add_argument("--no-plugins", action="store_true", help="run only built-in backends")
     compare = commands.add_parser("compare", help="list the outcomes that changed")
     compare.add_argument("before", type=Path)
     compare.add_argument("after", type=Path)

@@ -143,7 +143,7 @@ def main() -> int:
     """Select the cases, and write their seeds to the package."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("operators", nargs="*")
-    parser.add_argument("--anew", action="store_true", help="keep no seed")
+    parser.add_argument("--anew", action="store_true", help="keep none of the present seeds")
     parser.add_argument("--older", action="store_true", help="only select cases of older versions")
     parser.add_argument("--audit", type=Path)
     parser.add_argument("--candidates", type=int, default=CANDIDATES)

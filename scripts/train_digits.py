@@ -357,7 +357,11 @@ def export_step(folder: Path, backend: Backend, images: Images, seed: int) -> No
 def main() -> int:
     """Run the workload; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a few seconds instead of minutes")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="train for fewer epochs, in seconds instead of minutes",
+    )
     parser.add_argument(
         "--export", type=Path, metavar="DIR", help=f"only write the test DIR/{EXPORTED_CASE}"
     )

@@ -214,7 +214,7 @@ def line(*cells: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write or check the document; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare without writing")
+    parser.add_argument("--check", action="store_true", help="only check the file; do not write")
     options = parser.parse_args(arguments)
     text = document()
     if not options.check:

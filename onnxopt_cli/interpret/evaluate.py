@@ -1,9 +1,9 @@
 """Evaluate a formula in a wide type, and round each output once to its own type.
 
-Large tensors are computed block by block. If the formula has a reduction, such as a sum, it runs on
-each block up to its first reduction. The operands of the reduction are collected from all blocks
-and reduced. Given the result, the formula runs on each block again, up to the next reduction or to
-the end.
+Large tensors are computed block by block. If a formula has reductions, such as sums, the formula
+runs on each block up to the first reduction. The operands of the reduction are collected from all
+blocks and reduced. Given the result, the formula runs on each block again, up to the next reduction
+or to the end.
 """
 
 from __future__ import annotations
