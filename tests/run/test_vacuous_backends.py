@@ -360,6 +360,40 @@ def test_pass_is_not_vacuous_if_large_numbers_absorb_small_ones(onnxopt, workpla
     assert outcomes(results["Backend"]) == {"pass": 1}
 
 
+NEARLY_ZERO_PERCENT = """\
+onnxopt: 1
+suite: mine
+operator: AdmmUpdate
+cases:
+  - name: nearly_zero_percent
+    attributes: {percent: 1.0e-30}
+    inputs: {W: [1.0e-36, 3.0, -1.0, 2.0, 5.0], Z: [0, 0, 0, 0, 0], U: [0, 0, 0, 0, 0]}
+"""
+
+INTERPOLATED_FROM_ABOVE = """\
+import numpy as np
+
+
+class Backend:
+    def run(self, model, inputs):
+        W, Z, U = inputs.values()
+        V, (percent,) = W + U, model.graph.node[0].attribute[0].floats
+        place = percent / 100 * (V.size - 1)
+        low = min(int(place), V.size - 2)
+        below, above = np.sort(np.abs(V).ravel()).astype(np.float64)[low : low + 2]
+        threshold = np.float32(above - (above - below) * (1 - (place - low)))
+        Z = np.where(np.abs(V) < threshold, np.float32(0), V)
+        return [Z, V - Z]
+"""
+
+
+def test_pass_is_not_vacuous_if_rounding_decides_that_no_element_is_pruned(onnxopt, workplace):
+    (workplace / "plugin.py").write_text(INTERPOLATED_FROM_ABOVE)
+    (workplace / "percent.yaml").write_text(NEARLY_ZERO_PERCENT)
+    results, _ = run(onnxopt, workplace, "percent.yaml", "-b", "python:plugin.py:Backend")
+    assert outcomes(results["Backend"]) == {"pass": 1}
+
+
 class EndedExecutor:
     """An executor whose run has been interrupted."""
 
