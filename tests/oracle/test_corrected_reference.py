@@ -367,6 +367,25 @@ def test_nan_takes_the_false_branches_of_trees_by_default():
     verify(model_of([node], {"x": x}, {"y": y}, 1, domain), {"x": x}, [y])
 
 
+def test_tree_that_is_a_leaf_has_the_weight_of_the_leaf():
+    attributes = {
+        "tree_roots": [0],
+        "nodes_featureids": [0],
+        "nodes_splits": numpy_helper.from_array(f32([0.5])[0]),
+        "nodes_modes": numpy_helper.from_array(np.array([0], np.uint8)),
+        "nodes_truenodeids": [1],
+        "nodes_falsenodeids": [1],
+        "nodes_trueleafs": [1],
+        "nodes_falseleafs": [1],
+        "leaf_weights": numpy_helper.from_array(f32([7, 2.5])[0]),
+        "leaf_targetids": [0, 0],
+        "n_targets": 1,
+    }
+    x, y, domain = f32([1]), f32([2.5]), "ai.onnx.ml"
+    node = helper.make_node("TreeEnsemble", ["x"], ["y"], domain=domain, **attributes)
+    verify(model_of([node], {"x": x}, {"y": y}, 5, domain), {"x": x}, [y])
+
+
 @pytest.mark.parametrize("operator", ["TreeEnsembleRegressor", "TreeEnsembleClassifier"])
 def test_trees_read_tensors_of_doubles(operator):
     doubles = {

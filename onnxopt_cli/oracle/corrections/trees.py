@@ -44,9 +44,8 @@ class _Trees:
         missing: for each node, whether NaN leads to the true branch.
         branches: the indices of the false branches and of the true branches of all nodes.
         leaves: for each of these branches, whether it is a leaf.
-        roots: for each tree, the index of its root; or, if the tree is a single leaf, the index
-            of the leaf.
-        is_leaf: for each tree, whether it is a single leaf.
+        roots: for each tree, the index of its root. If a tree is a single leaf, both branches of
+            its root lead to this leaf.
     """
 
     splits: Array
@@ -56,7 +55,6 @@ class _Trees:
     branches: Array
     leaves: Array
     roots: Array
-    is_leaf: Array
 
     @classmethod
     def of(cls, splits: Array, attributes: dict[str, Any], roots: Any) -> _Trees:
@@ -68,10 +66,8 @@ class _Trees:
             np.stack([np.asarray(attributes[f"nodes_{side}{name}"]) for side in ("false", "true")])
             for name in ("nodeids", "leafs")
         )
-        roots = np.asarray(roots)
-        is_leaf = leaves[:, roots].all(axis=0) & (branches[0, roots] == branches[1, roots])
         features = np.asarray(attributes["nodes_featureids"])
-        return cls(splits, features, modes, missing, branches, leaves != 0, roots, is_leaf)
+        return cls(splits, features, modes, missing, branches, leaves != 0, np.asarray(roots))
 
     def reached(self, x: Array) -> Array:
         """Return, for each sample and each tree, the index of the leaf that the sample reaches.
@@ -80,7 +76,7 @@ class _Trees:
             ValueError: if a sample reaches no leaf, because the nodes form a cycle.
         """
         index = np.tile(self.roots, (len(x), 1))
-        samples, trees = np.nonzero(np.broadcast_to(~self.is_leaf, index.shape))
+        samples, trees = np.nonzero(np.ones(index.shape, bool))
         for _ in range(len(self.modes) + 1):
             if not len(samples):
                 return index
