@@ -12,6 +12,7 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.boundaries.boundary_attributes import boundary_attributes
+from onnxopt_cli.suites.operators.boundaries.boundary_extents import boundary_extents
 from onnxopt_cli.suites.operators.boundaries.boundary_forms import boundary_forms
 from onnxopt_cli.suites.operators.boundaries.boundary_graphs import boundary_graphs
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
@@ -20,6 +21,7 @@ from onnxopt_cli.suites.operators.boundaries.boundary_limits import boundary_lim
 from onnxopt_cli.suites.operators.boundaries.boundary_ranks import boundary_ranks
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
 from onnxopt_cli.suites.operators.boundaries.boundary_sums import boundary_sums
+from onnxopt_cli.suites.operators.boundaries.boundary_trees import boundary_trees
 from onnxopt_cli.suites.operators.boundaries.boundary_types import boundary_types
 from onnxopt_cli.suites.operators.boundaries.boundary_values import boundary_values
 from onnxopt_cli.suites.operators.boundaries.directed_draws import directed_draws
@@ -123,6 +125,7 @@ def _boundaries_by_version() -> Mapping[tuple[str, int], Mapping[str, Callable[[
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
         *(boundary_limits(), boundary_integers(), boundary_forms()),
         *(boundary_attributes(), boundary_sums(), boundary_ranks(), boundary_graphs()),
+        *(boundary_extents(), boundary_trees()),
         directed_draws(GENERATORS),
     )
     by_version: dict[tuple[str, int], dict[str, Callable[[NodeDraft], None]]] = {}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, NodeProto, ValueInfoProto, helper
 
+from onnxopt_cli.cases.tensors.proto_values import tensor_of
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
     Generator,
@@ -28,6 +29,8 @@ def boundary_graphs() -> Iterator[tuple[str, str, Generator]]:
     """Yield the operator, the name and the generator of each node of this module."""
     yield from _scans()
     yield from _maps()
+    yield from _loops()
+    yield from _branches()
 
 
 def _declared(name: str, value: Array) -> ValueInfoProto:
@@ -80,6 +83,14 @@ def _scans() -> Iterator[tuple[str, str, Generator]]:
         *states, distinct(4, 2), distinct(4, 2) - 9, body=body, num_scan_inputs=2, outputs=5
     )
     yield "Scan", "three_states_two_elements", scan
+    # No element is scanned, so the scanned output has an axis of length 0.
+    empty = np.zeros((2, 3, 0), np.float32)
+    body = _copied(["state", "element"], [states[0], distinct(2, 3)])
+    for axis in (0, -1, -2):
+        stem = f"no_elements_axis_{axis}".replace("-", "minus_")
+        axes: dict[str, Any] = {"scan_input_axes": [-1], "scan_output_axes": [axis]}
+        scan = fixed_node(states[0], empty, body=body, num_scan_inputs=1, outputs=2, **axes)
+        yield "Scan", stem, scan
 
 
 def _maps() -> Iterator[tuple[str, str, Generator]]:
@@ -93,3 +104,53 @@ def _maps() -> Iterator[tuple[str, str, Generator]]:
     double = _VECTORS["float64"]
     doubles: list[Any] = [double, -double]
     yield "SequenceInsert", "float64", fixed_node(doubles, double / 7, np.array(1))
+
+
+def _loops() -> Iterator[tuple[str, str, Generator]]:
+    """Yield loops that copy states of several types, and loops without trips."""
+    number, flag = np.array(0), np.array(True)
+    for dtype, state in _VECTORS.items():
+        copied = _loop(np.array(2), state, state[:1].copy())
+        yield "Loop", f"copied_{dtype}", copied
+    cubes = [distinct(3), distinct(3, 3), distinct(1), distinct(2)]
+    yield "Loop", "four_states", _loop(np.array(8), *cubes)
+    yield "Loop", "negative_trips", _loop(np.array(-3), cubes[0])
+    inputs = [
+        *(_declared("iteration", number), _declared("go", flag)),
+        _declared("state", cubes[0]),
+    ]
+    outputs = [
+        *(_declared("goes_on", flag), _declared("kept", cubes[0])),
+        _declared("scanned", number),
+    ]
+    nodes = [
+        helper.make_node("Identity", [name], [result])
+        for name, result in (("go", "goes_on"), ("state", "kept"), ("iteration", "scanned"))
+    ]
+    body = helper.make_graph(nodes, "body", inputs, outputs)
+    scanned = fixed_node(number, flag, cubes[0], body=body, outputs=2)
+    yield "Loop", "no_trips_scanned_scalar", scanned
+
+
+def _loop(trips: Array, *states: Array) -> Generator:
+    """Return a loop that returns its states."""
+    names = [f"state{place}" for place in range(len(states))]
+    body = _copied(["go", *names], [np.array(True), *states])
+    body.input.insert(0, _declared("iteration", np.array(0)))
+    return fixed_node(trips, np.array(True), *states, body=body, outputs=len(states))
+
+
+def _branches() -> Iterator[tuple[str, str, Generator]]:
+    """Yield branches that return doubles which float32 rounds."""
+    value = _VECTORS["float64"]
+    graphs = [
+        helper.make_graph(
+            [helper.make_node("Constant", [], ["value"], value=tensor_of(chosen))],
+            "branch",
+            [],
+            [_declared("value", chosen)],
+        )
+        for chosen in (value, -value)
+    ]
+    branches = dict(zip(("then_branch", "else_branch"), graphs, strict=True))
+    yield "If", "constant_float64", fixed_node(np.array(True), **branches)

@@ -11,15 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    REDUCTIONS,
     Generator,
     distinct,
     distinct_bytes,
     fixed_node,
     int64s,
-)
-
-_REDUCTIONS = (
-    *("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"),
 )
 
 
@@ -35,7 +32,7 @@ def _eighth_axis() -> Iterator[tuple[str, str, Generator]]:
     """Yield tensors of eight axes of which only the last or the last but one is selected."""
     stem = "eighth_axis"
     x = distinct(1, 2, 1, 1, 1, 1, 2, 3)
-    for name in _REDUCTIONS:
+    for name in REDUCTIONS:
         positive = np.abs(x) + 1 if name == "LogSum" else x
         yield f"Reduce{name}", stem, fixed_node(positive, int64s(7))
     yield "Squeeze", stem, fixed_node(x.reshape(1, 1, 1, 1, 2, 2, 3, 1), int64s(7))

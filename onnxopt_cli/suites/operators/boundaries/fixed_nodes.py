@@ -15,6 +15,11 @@ from onnxopt_cli.suites.operators.node_draft import NodeDraft
 
 Generator = Callable[[NodeDraft], None]
 
+#: The reductions of ONNX, without the prefix ``Reduce`` of their names.
+REDUCTIONS = (
+    *("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"),
+)
+
 
 def add_fixed(
     draft: NodeDraft,

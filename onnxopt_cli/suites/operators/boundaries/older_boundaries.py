@@ -8,6 +8,7 @@ import numpy as np
 
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    REDUCTIONS,
     Generator,
     distinct,
     fixed_node,
@@ -35,3 +36,8 @@ def older_boundaries() -> Iterator[tuple[str, int, str, Generator]]:
     for name in ("LogSum", "LogSumExp"):
         empty = fixed_node(np.zeros((0, 3), np.float32), axes=[0])
         yield f"Reduce{name}", 13, "no_rows", empty
+    # An empty list of axes selects all axes, as if the attribute were omitted.
+    for name in REDUCTIONS:
+        version = 11 if name == "Sum" else 13
+        reduction = fixed_node(distinct(2, 3) + 10, axes=[], keepdims=0)
+        yield f"Reduce{name}", version, "no_axes", reduction

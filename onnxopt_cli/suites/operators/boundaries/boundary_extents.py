@@ -1,0 +1,178 @@
+"""Nodes of more windows than an implementation unfolds at once, and nodes without any windows.
+
+Further nodes have sizes, values and types that random draws seldom contain, such as n-grams of
+negative integers and scores that are infinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from onnxopt_cli.core.values import DTYPES, Array
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    distinct,
+    fixed_node,
+    int64s,
+)
+
+
+def boundary_extents() -> Iterator[tuple[str, str, Generator]]:
+    """Yield the operator, the name and the generator of each boundary node."""
+    yield from _many_windows()
+    yield from _columns()
+    yield from _no_windows()
+    yield from _no_elements()
+    yield from _transforms()
+    yield from _quantized()
+    yield from _grams()
+    yield from _boxes()
+
+
+def _many_windows() -> Iterator[tuple[str, str, Generator]]:
+    """Yield images of which all windows together need much more memory than the image."""
+    stem = "many_windows"
+    wide = distinct(1, 1, 300, 300)
+    yield "AveragePool", stem, fixed_node(wide, kernel_shape=[3, 3])
+    yield "LpPool", stem, fixed_node(wide[..., :160, :160].copy(), kernel_shape=[50, 50])
+    kernel = distinct(1, 1, 2, 2)
+    dilated: dict[str, Any] = {"dilations": [50, 52], "auto_pad": "SAME_UPPER"}
+    yield "Conv", stem, fixed_node(wide[..., :160, :170].copy(), kernel, distinct(1), **dilated)
+    signal, grouped = distinct(2, 2, 13000), distinct(2, 1, 2)
+    strided: dict[str, Any] = {"dilations": [5000], "strides": [2], "pads": [30, 101], "group": 2}
+    yield "Conv", f"{stem}_grouped", fixed_node(signal, grouped, **strided)
+    image, weights = distinct(2, 2, 30, 40), distinct(2, 3, 3, 2)
+    spread: dict[str, Any] = {"dilations": [2, 3], "strides": [2, 1]}
+    yield "ConvTranspose", stem, fixed_node(image, weights, distinct(3), **spread)
+
+
+def _columns() -> Iterator[tuple[str, str, Generator]]:
+    """Yield columns of images of two to four axes, in which each axis has other parameters."""
+    for stem, image, block, attributes in (
+        ("many_windows", (40, 41), (2, 3), {"dilations": [2, 3], "strides": [1, 2]}),
+        ("three_axes", (3, 4, 5), (2, 1, 2), {"dilations": [1, 2, 2]}),
+        (
+            "four_axes",
+            (4, 6, 4, 6),
+            (1, 2, 1, 2),
+            {
+                "strides": [1, 2, 3, 2],
+                "dilations": [1, 1, 2, 3],
+                "pads": [0, 1, 0, 1, 1, 0, 0, 0],
+            },
+        ),
+        ("block_beyond_8_bits", (1, 200), (1, 150), {}),
+    ):
+        ones = [1] * len(image)
+        arguments: dict[str, Any] = {
+            "strides": ones,
+            "dilations": ones,
+            "pads": [0] * 2 * len(image),
+            **attributes,
+        }
+        before, after = np.split(np.array(arguments["pads"]), 2)
+        spans = (np.array(block) - 1) * arguments["dilations"] + 1
+        counts = (np.array(image) + before + after - spans) // arguments["strides"] + 1
+        columns = distinct(1, 2 * int(np.prod(block)), int(np.prod(counts)))
+        yield "Col2Im", stem, fixed_node(columns, int64s(*image), int64s(*block), **attributes)
+
+
+def _no_windows() -> Iterator[tuple[str, str, Generator]]:
+    """Yield windows of no images, grids without points, and empty results."""
+    stem = "no_images"
+    columns = np.zeros((0, 8, 9), np.float32)
+    yield "Col2Im", stem, fixed_node(columns, int64s(4, 4), int64s(2, 2))
+    x, grid = distinct(2, 3, 5, 4), np.zeros((2, 0, 2, 2), np.float32)
+    yield "GridSample", "no_points", fixed_node(x, grid)
+    yield "GridSample", stem, fixed_node(x[:0], distinct(0, 3, 2, 2))
+    scales = np.array([1, 1, 0.2, 1], np.float32)
+    for mode in ("nearest", "linear", "cubic"):
+        short = fixed_node(distinct(1, 1, 4, 3), None, scales, mode=mode)
+        yield "Resize", f"to_no_rows_{mode}", short
+    longer = fixed_node(
+        distinct(1, 2, 3, 3), distinct(2, 1, 2, 2), strides=[2, 2], output_shape=[7, 7]
+    )
+    yield "ConvTranspose", "output_beyond_windows", longer
+
+
+def _no_elements() -> Iterator[tuple[str, str, Generator]]:
+    """Yield texts and n-grams of no elements, and long axes in tensors of no elements."""
+    for stem, shape in (("no_texts", (0,)), ("no_columns", (2, 0))):
+        texts = np.empty(shape, object)
+        yield "StringSplit", stem, fixed_node(texts, delimiter=" ", outputs=2)
+    wide, length = np.zeros((0, 2**25 + 1), np.float32), 2**24 + 1
+    yield "TopK", "count_beyond_24_bits", fixed_node(wide, int64s(length))
+    steps = fixed_node(wide, int64s(0), int64s(2**25 + 1), int64s(1), int64s(length))
+    yield "Slice", "step_beyond_24_bits", steps
+
+
+def _transforms() -> Iterator[tuple[str, str, Generator]]:
+    """Yield Fourier transforms along the first axis, and filters at edges between frequencies."""
+    signal = distinct(2, 5, 3, 1)
+    yield "DFT", "first_axis", fixed_node(signal, None, np.array(0))
+    waves = fixed_node(distinct(2, 5, 2), np.array(1), None, np.array(1), onesided=0)
+    yield "STFT", "complex_one_sample", waves
+    for stem, counts, edges in (
+        ("precise_lower_edge", (4, 8191, 8192), (999.9, 4000)),
+        ("precise_upper_edge", (4, 8191, 8192), (100, 2049.3)),
+        ("no_bins_length_beyond_32_bits", (0, 2**32 + 1, 8192), (0, 4000)),
+    ):
+        filters = fixed_node(*map(np.int64, counts), *map(np.float32, edges))
+        yield "MelWeightMatrix", stem, filters
+
+
+def _quantized() -> Iterator[tuple[str, str, Generator]]:
+    """Yield integers that float32 rounds, and scales of one element."""
+    column = np.full((301, 1), 255, np.uint8)
+    yield "MatMulInteger", "large_sum", fixed_node(column.T.copy(), column)
+    zero = np.int16(0)
+    for stem, x, scale in (
+        ("tie_of_int32", 33555457, 2048),
+        ("scale_of_int32", (2**24 + 4) // 2, 2**24 + 3),
+    ):
+        quantized = fixed_node(np.array([x], np.int32), np.int32(scale), zero)
+        yield "QuantizeLinear", stem, quantized
+    x: Array = np.array([1, -2, 0.5, 100], np.float32)
+    for name in ("float8_e4m3fn", "float8_e5m2"):
+        values, no_shift = x.astype(DTYPES[name]), np.float32(0).astype(DTYPES[name])
+        dequantized = fixed_node(values, np.float32(0.3), no_shift)
+        yield "DequantizeLinear", f"zero_point_{name}", dequantized
+
+
+def _grams() -> Iterator[tuple[str, str, Generator]]:
+    """Yield n-grams of negative integers, a single n-gram, and texts of no words."""
+    single: dict[str, Any] = {
+        "min_gram_length": 1,
+        "max_gram_length": 1,
+        "max_skip_count": 0,
+        "ngram_counts": [0],
+    }
+    vectorizer, words = "TfIdfVectorizer", int64s(-5, 3, 5, -3)
+    pool: dict[str, Any] = {"pool_int64s": [-5, 5, 3], "ngram_indexes": [0, 1, 2], **single}
+    yield vectorizer, "negative", fixed_node(words, mode="TF", **pool)
+    for stem, shape in (("no_words", (0,)), ("rows_of_no_words", (2, 0))):
+        yield vectorizer, stem, fixed_node(np.zeros(shape, np.int64), mode="TF", **pool)
+    one: dict[str, Any] = {"pool_int64s": [5], "ngram_indexes": [0], "weights": [2.5], **single}
+    for mode in ("IDF", "TFIDF"):
+        yield vectorizer, f"one_gram_{mode.lower()}", fixed_node(int64s(5, 5, 6), mode=mode, **one)
+
+
+def _boxes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield infinite scores, equal boxes of a tiny area, and more boxes than the limit."""
+    suppression = "NonMaxSuppression"
+    left = np.arange(10, dtype=np.float32) * 2
+    boxes = np.stack([left * 0, left, left * 0 + 1, left + 1], axis=1)[None]
+    largest = np.finfo(np.float32).max
+    scores = np.array([[[largest, np.inf, 0.5]]], np.float32)
+    yield suppression, "infinite_score", fixed_node(boxes[:, :3].copy(), scores, np.array([3]))
+    ranks = (np.arange(10, dtype=np.float32) * 3 % 10).reshape(1, 1, 10)
+    yield suppression, "limit_of_eight", fixed_node(boxes, ranks, np.array([8]))
+    tiny = np.array([[[0, 0, 1e-25, 1e-25]] * 2], np.float32)
+    pair = np.array([[[0.5, 0.25]]], np.float32)
+    equal = fixed_node(tiny, pair, np.array([2]), np.array([0.5], np.float32))
+    yield suppression, "equal_tiny_boxes", equal
+    scattered = fixed_node(distinct(4, 3), int64s([-1, 0, 1]), distinct(1, 3) / 2)
+    yield "Scatter", "negative_index", scattered
