@@ -69,7 +69,7 @@ class InfectionRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Instrument the functions in a ``with`` block."""
+        """Instrument the functions while a ``with`` block runs."""
         names = {_REACHED: self._reached, _COMPARED: self._compared, _TESTED: self._tested}
         with ExitStack() as stack:
             for function, code in self._codes.items():

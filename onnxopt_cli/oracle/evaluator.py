@@ -340,7 +340,7 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
     is_function = isinstance(node, function)
     for name, value in list(vars(node).items()) if wide else ():
         if isinstance(value, np.floating):
-            # A float32 scalar of NumPy would turn results with Python floats into float32.
+            # A sum or product of a float32 scalar and a Python float would have the type float32.
             setattr(node, name, float(value))
         elif name == "stash_type" and not is_function:
             # The reference's operators accept only FLOAT as stash_type. In a wide model, the

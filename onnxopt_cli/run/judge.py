@@ -51,7 +51,7 @@ def unjudged_result(
 
     Args:
         case: the case.
-        problem: its problem; None if it cannot be loaded.
+        problem: the model and values of the case; None if the case cannot be loaded.
         expected: the expected result, which states the reason.
         backend: the backend's name.
     """

@@ -199,7 +199,7 @@ class _Submission:
 
     Attributes:
         case: the case.
-        problem: its problem; None if it cannot be loaded.
+        problem: the model and values of the case; None if the case cannot be loaded.
         expected: for each backend, the expected result, which may be pending; empty if memory is
             exhausted.
         responses: for each backend, a function that waits for the response; empty if the case is

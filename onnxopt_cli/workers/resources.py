@@ -150,7 +150,7 @@ def _open_paths(thread: str) -> dict[str, str]:
 
 
 def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[bytes, bytes]) -> bool:
-    """Return whether a descriptor denotes a memfd, or another file in memory that counts.
+    """Return whether a descriptor denotes a file that :func:`memory_files` counts, such as a memfd.
 
     The file itself is not accessed, because the backend may control its file system.
     """

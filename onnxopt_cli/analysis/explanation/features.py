@@ -218,7 +218,7 @@ def fitted_conditions(
 
 
 def _neighbours(low: float, high: float, right: Array) -> tuple[float, float]:
-    """Return the nearest values of right elements below and above an interval."""
+    """Return the values of correct elements next to an interval: below it and above it."""
     first, last = np.searchsorted(right, low), np.searchsorted(right, high, side="right")
     below = right[first - 1] if first else -np.inf
     above = right[last] if last < right.size and not np.isnan(right[last]) else np.inf

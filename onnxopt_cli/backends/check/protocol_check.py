@@ -163,7 +163,7 @@ def _survives(subject: CheckedBackend, array: Array, names: tuple[str, str] = ("
     problem = subject.problem_with(array, names)
     if problem is None and subject.supported is not None:
         operator = subject.supported.operator
-        raise RuleNotShown(f"{operator}, which it runs, does not accept the tensor")
+        raise RuleNotShown(f"the backend runs {operator}, which does not accept the tensor")
     # A backend that supports no probe must also respond properly.
     problem = problem or replace(subject.probe, operator=LIKELY[0]).problem(array, names)
     # An error is a proper response, but a crash or a timeout is not.

@@ -283,7 +283,7 @@ def _excerpt(errors: Mapping[str, Refusal], pattern: str) -> str:
 
 
 def _remedy(subject: CheckedBackend, patterns: Sequence[str]) -> tuple[str, str]:
-    """Return advice on where to state patterns, and the line of metadata or option to add."""
+    """Return advice on where to state patterns, and the text to add: a comment or an option."""
     specification = parse_specification(subject.text)
     if specification.adapter and is_path(specification.adapter):
         # The patterns contain no quotes.
