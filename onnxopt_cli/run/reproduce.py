@@ -341,6 +341,36 @@ def returns(implementation: Implementation, call: Call[Array], returned: Sequenc
     return _returns(implementation, implementation.run(call), observation)
 
 
+def returns_where_decided(
+    implementation: Implementation, call: Call[Array], returned: Sequence[Array]
+) -> bool:
+    """Return whether an implementation returns a backend's outputs, except where roundings decide.
+
+    If several values of an element are accepted, roundings decide a comparison in the formula. At
+    the position of this element, the outputs of its tensor are not compared.
+    """
+    outputs = implementation.run(call)
+    right = [derived_output.branch for derived_output in bound(call)]
+    if not len(outputs) == len(right) == len(returned):
+        return False
+    undecided_elements = _in_any_output(call, [*map(_several_accepted, right)])
+    limits = [
+        np.where(undecided, np.inf, _rounding(output) + branch.limit)
+        for output, branch, undecided in zip(outputs, right, undecided_elements, strict=True)
+    ]
+    return agree([*map(Branch, outputs, limits)], returned)
+
+
+def _several_accepted(branch: Branch) -> Array:
+    """Return a mask of the elements of which several values are accepted."""
+    several = np.zeros(branch.expected.shape, bool)
+    other = branch.otherwise
+    while other is not None:
+        several |= Branch(branch.expected, np.zeros(several.shape)).wrong(other.expected)
+        other = other.otherwise
+    return several
+
+
 def refuses(implementation: Implementation, observation: Observation) -> bool:
     """Return whether an implementation raises an error in a case."""
     return not implementation.run(observation.call)

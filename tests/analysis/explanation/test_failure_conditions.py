@@ -34,10 +34,18 @@ from onnxopt_cli.analysis.explanation.samples import sample
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.operators.rewrite import rewrite
 from onnxopt_cli.oracle.expected import Expected
-from onnxopt_cli.run.reproduce import Observation, agree, reproduces_wrong_elements
+from onnxopt_cli.run.reproduce import (
+    Observation,
+    agree,
+    reproduces_wrong_elements,
+    returns,
+    returns_where_decided,
+)
 from onnxopt_cli.suites.catalogue import suite_cases
 
 MAX_ELEMENTS = 2000
@@ -461,3 +469,31 @@ def test_near_values_replace_zeros_and_infinities():
     for each in near:
         assert any((t != old).any() for t, old in zip(each.inputs, call.inputs, strict=True))
         assert not any((t == 0).any() for t in each.inputs)
+
+
+def test_values_that_roundings_decide_do_not_contradict_a_mistake():
+    operator = registry().named("AdmmUpdate")
+    kept = rewrite(
+        operator.formula,
+        {"np.where(np.abs(V) < threshold, 0, V)": "np.where(np.abs(V) < threshold, Z, V)"},
+    )
+    mistake = Implementation("Z kept", change=lambda _: kept)
+    for call, right in suite_calls("AdmmUpdate"):
+        several = [
+            np.zeros(branch.expected.shape, bool)
+            if branch.otherwise is None
+            else branch.expected != branch.otherwise.expected
+            for branch in right
+        ]
+        outputs = mistake.run(call)
+        if not outputs or not any(map(np.any, several)) or all(map(np.all, several)):
+            continue
+        undecided = [
+            np.where(mask, output + 1, output).astype(output.dtype)
+            for mask, output in zip(several, outputs, strict=True)
+        ]
+        assert not returns(mistake, call, undecided)
+        assert returns_where_decided(mistake, call, undecided)
+        assert not returns_where_decided(mistake, call, [output + 1 for output in outputs])
+        return
+    pytest.fail("no case has several accepted values")
