@@ -58,7 +58,8 @@ MAX_CHANCE_OF_TRAIT = 1e-3
 MIN_WRONG_SHARE_AT_LIMIT = 0.6
 ELEMENTS_AT_LIMIT = 12
 #: The gap at a limit lies between the nearest wrong element and the nearest right element beyond
-#: the limit. A limit is stated only if the gap is at most MAX_GAP times the limit.
+#: the limit, both in nodes with the same types of inputs. A limit is stated only if the gap is at
+#: most MAX_GAP times the limit.
 MAX_GAP = 0.1
 # Cost of a condition that states only a trait of all failing nodes.
 _NODES_COST = 1.5
@@ -508,7 +509,11 @@ class ElementConditions:
         """Return whether the elements near a limit show that the fault begins at the limit."""
         bound = limit.low if np.isfinite(limit.low) else limit.high
         other_parts = [part for part in condition.parts if (part, limit) not in condition.limits]
-        distances, wrong, beyond = [np.empty(0)], [np.empty(0, bool)], [np.empty(0)]
+        distances, wrong = [np.empty(0)], [np.empty(0, bool)]
+        # Distances of the nearest wrong element and of the nearest element beyond the limit, by the
+        # types of the inputs. In nodes of other types, elements beyond the limit may be right only
+        # because of their type.
+        nearest: dict[tuple[str, ...], tuple[float, float]] = {}
         for node in self.nodes:
             numbers = node.features.numbers.get(limit.name)
             if numbers is None or node.wrong is None or not condition.applies_to(node.sample):
@@ -518,13 +523,20 @@ class ElementConditions:
                 continue
             with np.errstate(invalid="ignore", over="ignore"):
                 is_beyond = numbers <= limit.low if limit.high == np.inf else numbers >= limit.high
-                distances.append(np.abs(numbers[met] - bound))
-                beyond.append(np.abs(numbers[is_beyond & met_otherwise] - bound))
+                inside = np.abs(numbers[met] - bound)
+                beyond = np.abs(numbers[is_beyond & met_otherwise] - bound)
+            distances.append(inside)
             wrong.append(node.wrong[met])
+            types = node.sample.input_types
+            nearest_wrong, nearest_beyond = nearest.get(types, (np.inf, np.inf))
+            nearest[types] = (
+                inside[wrong[-1]].min(initial=nearest_wrong),
+                beyond.min(initial=nearest_beyond),
+            )
         order = np.argsort(np.concatenate(distances), kind="stable")
-        inside, is_wrong = np.concatenate(distances)[order], np.concatenate(wrong)[order]
-        is_enough = inside.size >= ELEMENTS_AT_LIMIT and is_wrong.any()
-        gap = inside[is_wrong].min(initial=np.inf) + np.concatenate(beyond).min(initial=np.inf)
+        is_wrong = np.concatenate(wrong)[order]
+        is_enough = is_wrong.size >= ELEMENTS_AT_LIMIT and is_wrong.any()
+        gap = min(map(sum, nearest.values()), default=np.inf)
         share = is_wrong[:ELEMENTS_AT_LIMIT].mean() if is_enough else 0.0
         return bool(share >= MIN_WRONG_SHARE_AT_LIMIT and gap <= MAX_GAP * abs(bound))
 

@@ -163,6 +163,11 @@ class NodeSample:
         )
 
     @property
+    def input_types(self) -> tuple[str, ...]:
+        """The element types of the inputs that are tensors, in the graph's order."""
+        return tuple(v.dtype.name for v in self.inputs.values() if isinstance(v, np.ndarray))
+
+    @property
     def size(self) -> int:
         """Number of elements of all inputs."""
         return sum(v.size for v in self.inputs.values() if isinstance(v, np.ndarray))

@@ -397,6 +397,20 @@ def test_limit_is_not_stated_if_no_known_element_is_near(monkeypatch):
     assert " is less than " not in proven(ABS, lambda _, y: np.where(y < 1, -1 - y, y))
 
 
+@pytest.mark.parametrize(("dtype", "stated"), [(np.float32, True), (np.float64, False)])
+def test_limit_is_stated_only_if_elements_of_one_type_show_it(monkeypatch, dtype, stated):
+    """Elements just beyond the limit occur only in some nodes, which may have another type."""
+
+    def drawn_with_a_gap(seed, shape):
+        x = usual(seed, shape)
+        return (1 + np.abs(x)).astype(dtype) if seed % 3 == 0 else np.where(x > 1, 1000 * x, x)
+
+    usual = drawn
+    monkeypatch.setattr(f"{__name__}.drawn", drawn_with_a_gap)
+    text = proven(ABS, lambda x, y: np.where(x < 1, -1 - y, y))
+    assert ("the element of X is less than 1.0" in text) == stated
+
+
 def test_correct_zeros_do_not_show_that_only_fractions_are_wrong(monkeypatch):
     """A fault that scales values leaves zeros right, although it is not limited to fractions."""
 
