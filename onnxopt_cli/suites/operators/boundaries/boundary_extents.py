@@ -51,7 +51,7 @@ def _many_windows() -> Iterator[tuple[str, str, Generator]]:
 
 def _columns() -> Iterator[tuple[str, str, Generator]]:
     """Yield columns of images of two to four axes, in which each axis has other parameters."""
-    for stem, image, block, attributes in (
+    variants: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
         ("many_windows", (40, 41), (2, 3), {"dilations": [2, 3], "strides": [1, 2]}),
         ("three_axes", (3, 4, 5), (2, 1, 2), {"dilations": [1, 2, 2]}),
         (
@@ -65,7 +65,8 @@ def _columns() -> Iterator[tuple[str, str, Generator]]:
             },
         ),
         ("block_beyond_8_bits", (1, 200), (1, 150), {}),
-    ):
+    )
+    for stem, image, block, attributes in variants:
         ones = [1] * len(image)
         arguments: dict[str, Any] = {
             "strides": ones,
@@ -129,11 +130,11 @@ def _quantized() -> Iterator[tuple[str, str, Generator]]:
     column = np.full((301, 1), 255, np.uint8)
     yield "MatMulInteger", "large_sum", fixed_node(column.T.copy(), column)
     zero = np.int16(0)
-    for stem, x, scale in (
+    for stem, number, scale in (
         ("tie_of_int32", 33555457, 2048),
         ("scale_of_int32", (2**24 + 4) // 2, 2**24 + 3),
     ):
-        quantized = fixed_node(np.array([x], np.int32), np.int32(scale), zero)
+        quantized = fixed_node(np.array([number], np.int32), np.int32(scale), zero)
         yield "QuantizeLinear", stem, quantized
     x: Array = np.array([1, -2, 0.5, 100], np.float32)
     for name in ("float8_e4m3fn", "float8_e5m2"):

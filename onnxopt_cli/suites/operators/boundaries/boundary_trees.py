@@ -82,15 +82,19 @@ def _members() -> Iterator[tuple[str, str, Generator]]:
     for mode, name in enumerate(_MODES):
         aggregate = _SUM if mode % 2 else _AVERAGE
         modes = (_MEMBER, mode, mode)
-        flags = {"nodes_missing_value_tracks_true": [1, 1, 1]}
-        tree = _two_trees(modes=modes, aggregate_function=aggregate, post_transform=0, **flags)
+        tree = _two_trees(
+            modes=modes,
+            aggregate_function=aggregate,
+            post_transform=0,
+            nodes_missing_value_tracks_true=[1, 1, 1],
+        )
         yield "TreeEnsemble", f"member_and_{name}", tree
     modes = (_MEMBER, _LEQ, _LT)
     for aggregate, name in ((_MIN, "smaller"), (_MAX, "larger")):
         tree = _two_trees(modes=modes, targets=1, aggregate_function=aggregate, post_transform=0)
         yield "TreeEnsemble", f"member_{name}", tree
-    missing = {"nodes_missing_value_tracks_true": [0, 1, 0]}
-    yield "TreeEnsemble", "member_without_transform", _two_trees(modes=modes, **missing)
+    tree = _two_trees(modes=modes, nodes_missing_value_tracks_true=[0, 1, 0])
+    yield "TreeEnsemble", "member_without_transform", tree
 
 
 def _leaves() -> Iterator[tuple[str, str, Generator]]:
