@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice, product
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from time import monotonic, process_time
 
@@ -761,21 +761,15 @@ class _Search:
         """Return the causes that a cover states, and the number of errors without a cause."""
         causes: list[Cause] = []
         errors = list(self._refused)
-
-        def add(text: str, candidate: _Candidate) -> None:
-            accounted = [
-                observation for observation in errors if refuses(candidate.mistake, observation)
-            ]
-            errors[:] = [observation for observation in errors if observation not in accounted]
-            ids = case_ids([*self._in_order(candidate.cases), *accounted])
-            causes.append(Cause(text, ids, candidate.names))
-
         for candidate in cover:
             text, seen_in = " and ".join(map(repr, candidate.names)), candidate.mistake.seen_in
             named = f", as in {some_of(seen_in, MAX_IMPLEMENTATIONS_NAMED)}" if seen_in else ""
-            add(text + named + self._equivalents(candidate), candidate)
-        if cover and (refusing := self._refusing(errors)):
-            add(repr(*refusing.names), refusing)
+            accounted = [
+                observation for observation in errors if refuses(candidate.mistake, observation)
+            ]
+            errors = [observation for observation in errors if observation not in accounted]
+            ids = case_ids([*self._in_order(candidate.cases), *accounted])
+            causes.append(Cause(text + named + self._equivalents(candidate), ids, candidate.names))
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _equivalents(self, candidate: _Candidate) -> str:
@@ -792,27 +786,6 @@ class _Search:
         count = len(distinct(self.operator, mistakes)) - 1
         suffix = "1 other mistake" if count == 1 else f"{count} other mistakes"
         return f" (or {suffix} with the same effect here)" if count and self._complete else ""
-
-    def _refusing(self, errors: Sequence[Observation]) -> _Candidate | None:
-        """Return the mistake that accounts for the most errors, or None.
-
-        The mistake must refuse several nodes for which the backend raises errors, and no other
-        failing node. It must also agree with all passing cases.
-        """
-        counts = [
-            (sum(refuses(candidate.mistake, observation) for observation in errors), candidate)
-            for candidate in self._possible
-        ]
-        for count, candidate in sorted(counts, key=itemgetter(0), reverse=True):
-            mistake = candidate.mistake
-            if count <= 1 or any(refuses(mistake, observation) for observation in self._wrong):
-                continue
-            if all(
-                agrees_with(mistake, observation, self.judging)
-                for observation in self._read_passing()
-            ):
-                return candidate
-        return None
 
 
 def _outputs_of(

@@ -266,6 +266,33 @@ def test_backend_with_only_errors_is_not_explained(workplace, onnxopt, arguments
     assert "consistent" not in later.out
 
 
+ONE_TENSOR = """\
+import numpy as np
+
+
+class Adam:
+    def run(self, model, inputs):
+        attributes = model.graph.node[0].attribute
+        a = {attribute.name: np.float32(attribute.f) for attribute in attributes}
+        alpha, beta, epsilon = a["alpha"], a["beta"], a["epsilon"]
+        R, T, X, G, V, H = inputs.values()
+        G = a["norm_coefficient"] * X + G
+        V = alpha * V + (1 - alpha) * G
+        H = beta * H + (1 - beta) * G * G
+        step = R * (V / (1 - alpha**T)) / (np.sqrt(H / (1 - beta**T)) + epsilon)
+        return [np.float32(X - step), np.float32(V), np.float32(H)]
+"""
+
+
+def test_errors_alone_are_not_attributed_to_a_mistake(workplace, onnxopt):
+    (workplace / "plugin.py").write_text(ONE_TENSOR)
+    arguments = "run spec conformance -b python:plugin.py:Adam --isolation none --operator Adam -k"
+    answer = onnxopt(*arguments.split(), "T_3 or tensors or multiple or broadcast")
+    assert "epsilon added after bias correction" in " ".join(answer.out.split())
+    assert "too many values to unpack" in answer.out
+    assert "interleaved" not in answer.out
+
+
 def test_fuzzing_a_backend_with_only_errors_explains_nothing(workplace, onnxopt):
     run = ("fuzz", "-b", mistaken("Refusing"), "--isolation", "none", "--examples", "20")
     answer = onnxopt(*run, "--operator", "Adam")
