@@ -141,14 +141,12 @@ def collect(
     cases: dict[str, Case] = {}
     problems: list[Fault] = []
     suites: _Suites = {}
+    empty: list[str] = []
     for target in targets:
         found, wrong = _find(target, suites, memory, each, open_progress, model_inputs)
         problems += [problem for problem in wrong if problem not in problems]
         if not found and not wrong:
-            raise NothingSelected(
-                f"no case in {printable(target)}",
-                hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
-            )
+            empty.append(target)
         for case in found:
             if case.id.startswith(f"{OUTSIDE_CASES}/"):
                 raise UsageError(
@@ -162,6 +160,11 @@ def collect(
                     f"{earlier.location} and {case.location}",
                     hint="run them one after the other, or rename a suite or a folder",
                 )
+    if empty:
+        raise NothingSelected(
+            f"no case in {', '.join(map(printable, empty))}",
+            hint="cases are .yaml or .json files, or ONNX test directories with a model.onnx",
+        )
     if model_inputs != DRAWN_INPUTS:
         paths = [case.location.path for case in cases.values()]
         require_settings_of_models([path for path in paths if path.suffix == ".onnx"], model_inputs)

@@ -254,16 +254,15 @@ def _quantized_with_zero_point(
 
 
 def _dequantized_with_zero_point(
-    first: Any, node: Any, x: Array, scale: Array, zero_point: Any = None, *args: Any, **kwargs: Any
+    first: Any, node: Any, x: Array, scale: Array, zero_point: Any = None, **attributes: Any
 ) -> Any:
     """Subtract the zero point."""
     if not _is_ignored(zero_point, _IGNORED_BY_DEQUANTIZE):
-        return first(node, x, scale, zero_point, *args, **kwargs)
-    axis, block_size = [*args, *map(kwargs.get, ("axis", "block_size"))][:2]
+        return first(node, x, scale, zero_point, **attributes)
     reshape = reference_modules().op_dequantize_linear._reshape_input  # noqa: SLF001
-    shift = reshape(zero_point, x.shape, axis, block_size)
+    shift = reshape(zero_point, x.shape, attributes.get("axis"), attributes.get("block_size"))
     shifted = x.astype(np.float32) - shift.astype(np.float32)
-    return first(node, shifted, scale, None, *args, **kwargs)
+    return first(node, shifted, scale, None, **attributes)
 
 
 #: The contested questions. Each reading of a question yields an expected result with its own
