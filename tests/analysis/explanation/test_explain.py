@@ -372,6 +372,13 @@ def test_change_that_agrees_with_most_inputs_is_not_named(workplace, onnxopt):
     assert "percent is at least 100" in found["text"]
 
 
+def test_mistake_about_zeros_is_not_named_if_tiny_elements_are_wrong_as_well(workplace, onnxopt):
+    run = "run pruning conformance --isolation none --operator MagnitudePrune -b"
+    answer = onnxopt(*run.split(), mistaken("PrunesTinyElements"))
+    assert "MagnitudePrune: W_new" in answer.out or "MagnitudePrune: mask" in answer.out
+    assert "mask of nonzero elements" not in answer.out
+
+
 def test_changing_outputs_of_a_stateful_backend_are_reported(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(steps(1, 9))
     run = ("run", "steps.yaml", "-q", *IN_PROCESS, *LONG_EXPLAIN, "--report", "json=out.json")
