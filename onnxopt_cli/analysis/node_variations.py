@@ -38,10 +38,10 @@ _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
 _POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
 # Inputs that must not be negative: OPERATOR.INPUT, or INPUT for inputs of any operator.
 _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
-#: The number of changes of a variation is drawn from these numbers.
-CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
-#: The number of changes is drawn from these numbers if a node must stay near to another node.
-FEW_CHANGES = (1, 1, 2)
+# The number of changes of a variation is drawn from these numbers.
+_CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
+# The number of changes is drawn from these numbers if a node must stay near to another node.
+_FEW_CHANGES = (1, 1, 2)
 # Some ways to generate a node use little of a failing node: its number of axes, a type, a single
 # attribute or optional input, or the parameters that a condition names. These ways are called
 # independent.
@@ -141,7 +141,7 @@ def variations(
                     node = BoundNode.of(problem.model, problem.inputs)
                 else:
                     node = small[attempt % len(small)]
-                    for _ in range(random.choice(CHANGE_COUNTS)):
+                    for _ in range(random.choice(_CHANGE_COUNTS)):
                         node = random.choice(_CHANGES)(random, node)
                 with time_limit(seconds):
                     variation = _computed(node)
@@ -211,7 +211,7 @@ def neighbours(
     seconds: float,
     gaps: Sequence[tuple[str, tuple[float, float]]] = (),
     stated: Sequence[str] = (),
-    change_counts: Sequence[int] = FEW_CHANGES,
+    is_directed: bool = False,
 ) -> Iterator[Variation | None]:
     """Yield nodes similar to failing and passing nodes, without end; None for an invalid node.
 
@@ -224,10 +224,10 @@ def neighbours(
       a type, an attribute, an optional input, or the parameters in ``stated``.
     - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
       All failing nodes may have the attribute or input by accident.
-    - Some nodes are failing nodes with one of these changes: an axis gets another length, an
-      attribute gets another value, an input gets another type or one more axis, or its values are
-      converted to one class, such as powers of two. All failing nodes may have equal axes or
-      similar values by accident.
+    - If ``is_directed``, many nodes are failing nodes with one of these changes: an axis gets
+      another length, an attribute gets another value, an input gets another type or one more axis,
+      or its values are converted to one class, such as powers of two. All failing nodes may have
+      equal axes or similar values by accident.
     - In some nodes, all numbers of an attribute are 0 or 1, all elements of an input are equal, or
       integers have few binary digits. A fault may have no effect on such nodes.
     - The generator of the operator draws the remaining nodes, if the operator has a generator.
@@ -240,14 +240,15 @@ def neighbours(
         gaps: intervals by the name of an attribute. In some nodes, the value of the attribute is
             drawn from its interval.
         stated: names of attributes and inputs that some passing nodes take from a failing node.
-        change_counts: the number of changes of each node is drawn from these numbers.
+        is_directed: whether the nodes test a statement that other nodes have confirmed. Such nodes
+            also have more changes.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type
     versions = schemas(op_type) if op_type in GENERATORS else []
+    change_counts = _CHANGE_COUNTS if is_directed else _FEW_CHANGES
     ways = ["failing"] * 9 + ["toggled"] * 6
-    # Directed changes test a statement that other nodes have confirmed.
-    ways += ["directed"] * 30 * (change_counts is CHANGE_COUNTS)
+    ways += ["directed"] * 30 * is_directed
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
         ways += ["converted"] * 2 + ["borrowed"] * 4

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
-from itertools import chain
 
 import numpy as np
 import onnx
@@ -40,9 +39,9 @@ def parts_of(model: onnx.ModelProto) -> tuple[list[onnx.GraphProto], list[onnx.N
     return graphs, nodes
 
 
-def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Return every node of a model; nodes of subgraphs follow the node that contains them."""
-    return nodes_within(chain(model.graph.node, *(function.node for function in model.functions)))
+    return parts_of(model)[1]
 
 
 def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:

@@ -494,14 +494,14 @@ def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
     nodes run if the graph has fewer than two other nodes, because the tolerances of a single node
     follow other rules.
     """
-    others = [
+    computing_nodes = [
         node
         for node in graph.node
         if node.op_type != "Constant"
         and node.domain in _DEFAULT_DOMAIN
         and not any(subgraphs(node))
     ]
-    if len(others) <= 1:
+    if len(computing_nodes) <= 1:
         return {}
     returned = {info.name for info in graph.output}
     values = {
@@ -534,7 +534,7 @@ def _without_initializers(
 
     Args:
         model: the model.
-        like: a reference model for the same model; None if there is none.
+        like: another reference model for the same model, or None.
         arrays: the names of the initializers, and of the values of nodes that need not run.
         wide: whether to return a model in double.
     """

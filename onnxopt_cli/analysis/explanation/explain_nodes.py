@@ -52,7 +52,7 @@ from onnxopt_cli.analysis.explanation.required_evidence import (
     MIN_INDEPENDENT,
     MIN_MEETING,
 )
-from onnxopt_cli.analysis.node_variations import CHANGE_COUNTS, FEW_CHANGES, neighbours
+from onnxopt_cli.analysis.node_variations import neighbours
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import EXPLAINED, Outcome, Result
@@ -529,14 +529,14 @@ class _NodeSearch:
                 return False
         return False
 
-    def _generate(self, best: Hypothesis, change_counts: Sequence[int] = FEW_CHANGES) -> None:
+    def _generate(self, best: Hypothesis, *, is_directed: bool = False) -> None:
         """Submit generated nodes, and keep the nodes for which the backend returns outputs.
 
         In a search for the causes of errors, the nodes that raise errors are kept as well.
 
         Args:
             best: the hypothesis that the nodes test.
-            change_counts: the number of changes of each node is drawn from these numbers.
+            is_directed: whether the nodes validate the hypothesis; see :func:`neighbours`.
         """
         assert self._nodes.submit is not None  # noqa: S101 - only called with a backend
         failures = self._ranking.open_failures()
@@ -559,7 +559,7 @@ class _NodeSearch:
         gaps += [(name, _TRIED_INTEGERS) for name in integer_attributes(best, failing[0])]
         stated = [trait.parameter for trait in best.traits if trait.parameter]
         nodes = partial(
-            neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps, stated, change_counts
+            neighbours, failing, passing, self._seed, _NODE_SECONDS, gaps, stated, is_directed
         )
         for variation in self._nodes.forked(
             lambda: ((1, node) for node in select_nodes(nodes(), best, rivals)),
@@ -675,7 +675,7 @@ class _NodeSearch:
         for _ in range(_VALIDATION_ROUNDS):
             if self._nodes.is_at_limit:
                 return False
-            self._generate(hypothesis, CHANGE_COUNTS)
+            self._generate(hypothesis, is_directed=True)
         return True
 
     def _drop_insufficient(self) -> None:

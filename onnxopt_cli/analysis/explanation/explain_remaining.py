@@ -531,7 +531,7 @@ def _compared(submit: SubmitCall, mistake: Implementation, outcomes: Counter[boo
         if returned and not agree(right, returned):
             observation = Observation("", call, Expected({}, {}), returned)
             is_alike = reproduces_wrong_elements(mistake, observation)
-            # Outputs that differ only by roundings are no evidence.
+            # Outputs that differ only by roundings do not count.
             if is_alike or not reproduces_wrong_elements(mistake, observation, is_loose=True):
                 outcomes[is_alike] += 1
             if outcomes[False] > MIN_CONTRADICTING + MAX_RIGHT_SHARE * outcomes.total():

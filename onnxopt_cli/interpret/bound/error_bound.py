@@ -199,7 +199,7 @@ def least_errors(call: Call[Any]) -> list[float]:
 
 
 class _Roundings(Joining):
-    """An operand that counts those roundings that affect its value whatever the inputs are."""
+    """An operand that counts those roundings that affect its value for all inputs."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -249,8 +249,8 @@ def _quantized_with_zero_point(
     kind = helper.tensor_dtype_to_np_dtype(precision) if precision else np.result_type(x, scale)
     quotient = x.astype(kind) / scale.astype(kind)
     shifted, one = quotient + shift.astype(kind), np.ones((), kind)
-    rest = {"axis": axis, "saturate": attributes.get("saturate", 1)}
-    return first(node, shifted, one, np.zeros((), zero_point.dtype), **rest)
+    no_shift, saturate = np.zeros((), zero_point.dtype), attributes.get("saturate", 1)
+    return first(node, shifted, one, no_shift, axis=axis, saturate=saturate)
 
 
 def _dequantized_with_zero_point(
