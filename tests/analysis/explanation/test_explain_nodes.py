@@ -1250,14 +1250,18 @@ def test_two_conditions_are_stated_if_they_explain_all_failures_together(monkeyp
         ]
 
 
-@pytest.mark.parametrize("is_parameter", [False, True])
-def test_shape_is_not_stated_if_many_nodes_of_other_shapes_fail(is_parameter):
+@pytest.mark.parametrize(
+    ("is_parameter", "others_failing", "is_stated"),
+    [(False, 30, False), (True, 30, True), (True, 40, False)],
+)
+def test_trait_is_not_stated_if_many_nodes_without_it_fail(is_parameter, others_failing, is_stated):
     trait = Trait("A has rank 5", 1.0, is_parameter=is_parameter)
-    samples = nodes(40, trait, failed=True) + nodes(30, failed=True) + nodes(70, failed=False)
+    samples = nodes(40, trait, failed=True) + nodes(others_failing, failed=True)
+    samples += nodes(70, failed=False)
     search = _NodeSearch("mine", "Abs", [], samples, lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
     search._ranking.accepted = [Hypothesis((trait,), None, 0.0)]
     search._drop_insufficient()
-    assert bool(search._ranking.accepted) is is_parameter
+    assert bool(search._ranking.accepted) is is_stated
 
 
 def test_general_condition_is_preferred_to_an_accidental_one():

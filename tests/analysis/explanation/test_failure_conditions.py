@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.explanation.failure_conditions import failure_condition
+from onnxopt_cli.analysis.explanation.failure_conditions import _Search, failure_condition
 from onnxopt_cli.analysis.explanation.features import (
     Feature,
     feature_list,
@@ -434,18 +434,53 @@ def test_backend_that_is_right_for_a_rate_of_one_is_not_wrong_wherever_a_conditi
 
 
 def test_only_where_covers_all_wrong_elements():
-    def next_z(call):
-        groups = call.groups
-        if len({group[2].shape for group in groups}) > 1:
-            return evaluate(call)
-        shifted = [
-            (g, w, following[2], u)
-            for (g, w, _, u), following in zip(groups, (*groups[1:], groups[0]), strict=True)
-        ]
-        return evaluate(replace(call, groups=tuple(shifted)))
+    """Each failing node has a wrong element with the index 1, but the element 0 is wrong, too."""
+    call = next(c for c, _ in suite_calls("AdmmGradient") if c.groups[0][0].shape == (3,))
+    samples = []
+    for numbers in ([2.0], [2.0, 3.0], [4.0], [4.0, 5.0], [6.0, np.inf]):
+        tensor = np.array(numbers, np.float32)
+        varied = replace(call, groups=((tensor, *(np.ones_like(tensor),) * 3),))
+        outputs = evaluate(varied)
+        if len(numbers) > 1 and np.isfinite(tensor).all():
+            outputs = [output + 1 for output in outputs]
+        samples.append(sample(varied, [each.branch for each in bound(varied)], outputs))
+    samples.sort(key=lambda each: not each.failed)
+    search = _Search(samples, None, None)
+    search._fit()
+    assert search._best_necessary().text == "G has at least 2 elements"
 
-    condition, _ = condition_of("AdmmGradient", next_z)
-    assert condition is None or "the tensor's number" not in condition.text
+
+@pytest.mark.parametrize(("is_partial", "text"), [(True, "partly wrong"), (False, "wrong")])
+def test_wherever_says_if_only_some_of_the_elements_are_wrong(is_partial, text):
+    samples = []
+    for call, right in suite_calls("Momentum")[:80]:
+        outputs = evaluate(call)
+        for output in outputs[len(call.groups) :] if call.scalars[1].item() % 2 else ():
+            elements = output.reshape(-1)
+            magnitudes = np.where(np.isfinite(elements), np.abs(elements), 0)
+            scaled = slice(None)
+            if is_partial and elements.size:
+                scaled = np.argmax(magnitudes)
+            elements[scaled] *= 1.5
+        samples.append(sample(call, right, outputs))
+    samples.sort(key=lambda each: not each.failed)
+    condition = failure_condition(samples, None)
+    assert condition.text.startswith(f"V_new is {text} wherever T is odd (")
+
+
+def test_condition_of_a_mistake_is_tried_with_all_combinations_of_types():
+    mistake = named(registry().named("Momentum"), "beta taken as 1")
+    calls = [call for call, _ in suite_calls("Momentum") if call.attributes["mode"] == "standard"]
+    samples = []
+    for call in calls[:12]:
+        right = [each.branch for each in bound(call)]
+        outputs = mistake.run(call)
+        samples.append(sample(call, right, outputs, outputs))
+    samples.sort(key=lambda each: not each.failed)
+    search = _Search(samples, None, mistake)
+    varied = [each.call for each in search._directed_variations([])]
+    types = {tuple(tensor.dtype.name for tensor in call.groups[0]) for call in varied}
+    assert types >= {*product(("float32", "float64"), repeat=3)}
 
 
 def test_new_doubles_have_digits_beyond_float32():
