@@ -293,9 +293,15 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-def read_proc(path: str) -> bytes:
-    """Return the content of a file of /proc."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slow to import
+def read_proc(path: str, folder: int | None = None) -> bytes:
+    """Return the content of a file of /proc.
+
+    Args:
+        path: the path of the file.
+        folder: the descriptor of the open folder to which the path is relative.
+    """
+    descriptor = os.open(path, os.O_RDONLY, dir_fd=folder)
+    with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - pathlib is slow to import
         return file.read()
 
 

@@ -20,13 +20,14 @@ that has lost its parent is reported immediately, because no process will wait f
 from __future__ import annotations
 
 import os
+import select
 import stat
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum, auto
-from functools import lru_cache
+from functools import cache
 from typing import TypeAlias
 
 from onnxopt_cli.core.process_control import share_descriptors
@@ -109,13 +110,28 @@ def memory_files(process: int) -> dict[FileKey, int]:
     threads = thread_folders(process)
     mounts = _visible_mounts(threads)
     for thread in _with_own_descriptors(threads):
-        for descriptor, target in _open_paths(thread).items():
-            with suppress(OSError):
-                if _is_in_memory(thread, descriptor, target, mounts):
-                    status = os.stat(f"{thread}/fd/{descriptor}")  # noqa: PTH116 - runs after every case
-                    if stat.S_ISREG(status.st_mode):
-                        sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
+        with (
+            suppress(OSError),
+            _open_folder(f"{thread}/fd") as files,
+            _open_folder(f"{thread}/fdinfo") as information,
+        ):
+            for descriptor in os.listdir(files):  # noqa: PTH208 - runs after every case
+                with suppress(OSError):
+                    if _is_in_memory(descriptor, files, information, mounts):
+                        status = os.stat(descriptor, dir_fd=files)
+                        if stat.S_ISREG(status.st_mode):
+                            sizes[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK_BYTES
     return sizes
+
+
+@contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    """Open a folder, so that its files can be opened without a search for the folder."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def _with_own_descriptors(threads: Sequence[str]) -> list[str]:
@@ -131,73 +147,97 @@ def _with_own_descriptors(threads: Sequence[str]) -> list[str]:
     return [*folders.values()]
 
 
-def _open_paths(thread: str) -> dict[str, str]:
-    """Return the paths of the files that a thread has open, by descriptor.
-
-    Sockets, pipes and other descriptors without a path are left out.
-
-    Args:
-        thread: the thread's folder in /proc.
-    """
-    targets = {}
-    with suppress(OSError):
-        for descriptor in os.listdir(f"{thread}/fd"):  # noqa: PTH208 - runs after every case
-            with suppress(OSError):
-                target = os.readlink(f"{thread}/fd/{descriptor}")  # noqa: PTH115 - as above
-                if target.startswith("/") and target != os.devnull:
-                    targets[descriptor] = target
-    return targets
-
-
-def _is_in_memory(thread: str, descriptor: str, target: str, mounts: Mapping[bytes, bytes]) -> bool:
+def _is_in_memory(
+    descriptor: str, files: int, information: int, mounts: Mapping[bytes, bytes]
+) -> bool:
     """Return whether a descriptor denotes a file that :func:`memory_files` counts, such as a memfd.
 
     The file itself is not accessed, because the backend may control its file system.
+
+    Args:
+        descriptor: the number of the descriptor.
+        files: an open folder ``fd`` of /proc, which contains the descriptor.
+        information: the open folder ``fdinfo`` beside ``files``.
+        mounts: the result of :func:`_visible_mounts`.
     """
-    lines = read_proc(f"{thread}/fdinfo/{descriptor}").splitlines()
-    information = dict(line.split(None, 1) for line in lines)
-    mount = information.get(b"mnt_id:")
+    target = os.readlink(descriptor, dir_fd=files)
+    if not target.startswith("/") or target == os.devnull:
+        return False
+    lines = read_proc(descriptor, information).splitlines()
+    fields = dict(line.split(None, 1) for line in lines)
+    mount = fields.get(b"mnt_id:")
     if mount is None:
         # gVisor does not state the mount.
         return target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
     if mount not in mounts:
         return target.startswith(_MEMFD_PREFIX)
-    is_read_only = int(information[b"flags:"], 8) & os.O_ACCMODE == os.O_RDONLY
+    is_read_only = int(fields[b"flags:"], 8) & os.O_ACCMODE == os.O_RDONLY
     counts = target.endswith(_DELETED_SUFFIX) or not is_read_only
     return counts and mounts[mount] in _MEMORY_FILE_SYSTEMS
 
 
-def _visible_mounts(threads: Sequence[str]) -> dict[bytes, bytes]:
-    """Return the mounts that this process or at least one of the threads sees, see :func:`_mounts`.
+def _visible_mounts(threads: Sequence[str]) -> Mapping[bytes, bytes]:
+    """Return the type of the file system of each mount, by the mount's id.
 
-    Threads that share descriptors can have mount namespaces of their own.
+    The result contains the mounts that this process or at least one of the threads sees. Threads
+    that share descriptors can have mount namespaces of their own.
 
     Args:
         threads: the threads' folders in /proc.
     """
-    mounts: dict[bytes, bytes] = {}
+    mounts: Mapping[bytes, bytes] = {}
     namespaces = set()
-    for folder in ("/proc/self", *threads):
+    with suppress(OSError):
+        mounts = _own_mounts().current()
+        namespaces.add(_mount_namespace("/proc/self"))
+    for folder in threads:
         with suppress(OSError):
-            namespace = os.readlink(f"{folder}/ns/mnt")  # noqa: PTH115 - runs after every case
+            namespace = _mount_namespace(folder)
             if namespace not in namespaces:
                 namespaces.add(namespace)
-                mounts |= _mounts(folder)
+                mounts = {**mounts, **_mounts(folder)}
     return mounts
 
 
+class _OwnMounts:
+    """The mounts that this process sees. They are read again only if the kernel reports a change.
+
+    Raises:
+        OSError: if /proc does not list the mounts.
+    """
+
+    def __init__(self) -> None:
+        # After each change of the mounts, the kernel reports an urgent event of this file once.
+        self._file = open("/proc/self/mountinfo", "rb", buffering=0)  # noqa: PTH123, SIM115 - stays open
+        self._changes = select.poll()
+        self._changes.register(self._file, select.POLLPRI)
+        self._mounts = _mounts("/proc/self")
+
+    def current(self) -> Mapping[bytes, bytes]:
+        """Return the type of the file system of each mount, by the mount's id."""
+        if self._changes.poll(0):
+            self._mounts = _mounts("/proc/self")
+        return self._mounts
+
+
+_own_mounts = cache(_OwnMounts)
+
+
+def _mount_namespace(folder: str) -> str:
+    return os.readlink(f"{folder}/ns/mnt")  # noqa: PTH115 - runs after every case
+
+
 def _mounts(thread: str) -> Mapping[bytes, bytes]:
-    """Return the type of the file system of each mount that a thread sees, by the mount's id."""
-    with suppress(OSError):
-        return _parsed_mounts(read_proc(f"{thread}/mountinfo"))
-    return {}
+    """Return the type of the file system of each mount that a thread sees, by the mount's id.
 
+    Args:
+        thread: the thread's folder in /proc.
 
-@lru_cache(maxsize=4)
-def _parsed_mounts(mountinfo: bytes) -> Mapping[bytes, bytes]:
-    """Return the result of :func:`_mounts` for the content of a file ``mountinfo``."""
+    Raises:
+        OSError: if the thread has ended.
+    """
     mounts = {}
-    for line in mountinfo.splitlines():
+    for line in read_proc(f"{thread}/mountinfo").splitlines():
         mount, _, file_system = line.partition(b" - ")
         mounts[mount.split(b" ", 1)[0]] = file_system.split(b" ", 1)[0]
     return mounts

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
@@ -152,6 +154,13 @@ class Pool(Backend):
 """
 
 
+OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+needs_user_namespaces = pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run([*OWN_MOUNTS, "true"], check=False).returncode,
+    reason="needs user namespaces",
+)
+
+
 @contextmanager
 def forked(count):
     """Fork processes that share the memory of this process; kill them on exit."""
@@ -216,6 +225,25 @@ def test_file_with_a_name_counts_if_it_is_open_for_writing():
             assert key not in memory_files(os.getpid())
 
 
+MOUNT = """
+import os, subprocess, sys
+from onnxopt_cli.workers.resources import memory_files
+
+assert not memory_files(os.getpid())
+subprocess.run(["mount", "-t", "tmpfs", "none", sys.argv[1]], check=True)
+with open(f"{sys.argv[1]}/held", "wb", buffering=0) as file:
+    file.write(bytes(4096))
+    print([*memory_files(os.getpid()).values()])
+"""
+
+
+@needs_user_namespaces
+def test_file_of_a_later_mount_counts(tmp_path):
+    command = [*OWN_MOUNTS, sys.executable, "-c", MOUNT, tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "[4096]\n"
+
+
 def test_mapped_file_on_a_disk_does_not_count():
     before = held_bytes([os.getpid()], 1)
     with (
@@ -238,13 +266,11 @@ def test_mapped_file_on_a_disk_does_not_count():
         "Child",
         "ThreadOfItsOwn",
         "EndedFirstThread",
-        "OwnMount",
-        "MountOfThread",
+        pytest.param("OwnMount", marks=needs_user_namespaces),
+        pytest.param("MountOfThread", marks=needs_user_namespaces),
     ],
 )
 def test_memory_of_every_kind_counts_against_the_limit(tmp_path, backend):
-    if "Mount" in backend and os.system("unshare -Urm true") != 0:  # noqa: S605, S607
-        pytest.skip("needs user namespaces")
     (tmp_path / "memory.py").write_text(BACKENDS)
     write_cases(tmp_path, {"good": 0.25})
     run = run_to_end(tmp_path, f"python:{tmp_path}/memory.py:{backend}", "--memory", "400MiB")
