@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -240,10 +239,7 @@ def _probes(cases: Iterable[Case], name: str) -> Iterator[Problem]:
             others.append(case)
         elif case.operators == (name,):
             stating.append(case)
-    lower_name = name.lower()
-    rated = [(rating, case) for case in others if (rating := _likelihood(case, lower_name))]
-    likely = [case for _, case in sorted(rated, key=itemgetter(0), reverse=True)]
-    for case in (*stating, *likely):
+    for case in (*stating, *_likely_cases(others, name.lower())):
         try:
             problem = case.load()
         except InvalidCase:
@@ -280,15 +276,19 @@ def _is_new(value: Array, problem: Problem) -> bool:
     return bool((np.abs(value) != np.concatenate([[0.0, 1.0], *magnitudes])).all())
 
 
-def _likelihood(case: Case, lower_name: str) -> int:
-    """Return a score of how likely it is that a case has an operator; 0 if impossible.
+def _likely_cases(cases: Iterable[Case], lower_name: str) -> list[Case]:
+    """Return the cases whose ids suggest that they have an operator; the most likely ones first.
 
     The directories of ONNX tests are named after operators: ``test_reduce_l1_default_axes``.
     """
-    joined, words = _words(case.id)
-    if joined.startswith(lower_name):
-        return 2
-    return int(lower_name in words or lower_name.startswith(words[0]))
+    likely, possible = [], []
+    for case in cases:
+        joined, words = _words(case.id)
+        if joined.startswith(lower_name):
+            likely.append(case)
+        elif lower_name in words or lower_name.startswith(words[0]):
+            possible.append(case)
+    return likely + possible
 
 
 @lru_cache(10_000)

@@ -75,13 +75,15 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
     registry().register_schemas()
     try:
         refuse_endless_functions(model)
-        graphs, nodes = parts_of(model)
-        _require_sound_functions(model, nodes)
+        checked = onnx.ModelProto()
+        checked.CopyFrom(model)
+        graphs, nodes = parts_of(checked)
+        _require_sound_functions(checked, nodes)
         for sparse in sparse_tensors(graphs, nodes):
             _require_valid(sparse)
-        checked = _checkable(model)
+        _remove_rejected_parts(checked, graphs, nodes)
         _declare_sizes(checked, inputs)
-        shapeless = _shapeless(checked)
+        shapeless = _shapeless(graphs)
         # The check requires a shape for each input and output, but ONNX backends do not.
         for tensor in shapeless:
             tensor.shape.SetInParent()
@@ -149,12 +151,17 @@ def _fault(error: NodeError | OnnxRefusal) -> str:
     return clipped(printable(" ".join(words.split())), _MAX_FAULT_CHARS)
 
 
-def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model without the valid parts that onnx's check would reject."""
-    checked = onnx.ModelProto()
-    checked.CopyFrom(model)
-    versions = imported_versions(checked)
-    graphs, nodes = parts_of(checked)
+def _remove_rejected_parts(
+    model: onnx.ModelProto, graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
+) -> None:
+    """Remove the valid parts of a model that onnx's check would reject.
+
+    Args:
+        model: the model, which is changed.
+        graphs: its graphs, see :func:`parts_of`.
+        nodes: its nodes.
+    """
+    versions = imported_versions(model)
     for graph in graphs:
         # Inference treats sparse initializers as sparse tensors, whereas nodes receive dense
         # tensors.
@@ -171,8 +178,7 @@ def _checkable(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in nodes:
         _spell_out_defaults(node, versions)
     _forget_broadcast_shapes(graphs, nodes)
-    _declare_derivatives(checked)
-    return checked
+    _declare_derivatives(model)
 
 
 def _require_valid(sparse: onnx.SparseTensorProto) -> None:
@@ -225,12 +231,9 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
 
     Only outputs that other nodes read are declared.
     """
-    read = {name for node in model.graph.node for name in node.input}
-    gradients = [
-        node
-        for node in model.graph.node
-        if is_gradient(node) and not read.isdisjoint(filter(None, node.output))
-    ]
+    gradients = [node for node in model.graph.node if is_gradient(node)]
+    read = {name for node in model.graph.node for name in node.input} if gradients else set()
+    gradients = [node for node in gradients if not read.isdisjoint(filter(None, node.output))]
     # A second derivative has the type of the first derivative. An earlier pass of the loop may have
     # declared the type of the first derivative.
     for _ in gradients:
@@ -279,9 +282,8 @@ def _forget_broadcast_shapes(
                 value.type.tensor_type.ClearField("shape")
 
 
-def _shapeless(model: onnx.ModelProto) -> list[Any]:
+def _shapeless(graphs: Iterable[onnx.GraphProto]) -> list[Any]:
     """Return the types of the inputs and outputs that are tensors without a declared shape."""
-    graphs, _ = parts_of(model)
     values = (value for graph in graphs for value in (*graph.input, *graph.output))
     tensors = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
     return [tensor for tensor in tensors if not tensor.HasField("shape")]
@@ -414,7 +416,9 @@ def _inferred(model: onnx.ModelProto, **options: bool) -> onnx.ModelProto:
 
 def _with_inputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> onnx.ModelProto:
     """Return a model that declares the types and shapes of the inputs of a case."""
-    concrete = _checkable(model)
+    concrete = onnx.ModelProto()
+    concrete.CopyFrom(model)
+    _remove_rejected_parts(concrete, *parts_of(concrete))
     graph = concrete.graph
     del graph.value_info[:]
     for info in [*graph.input]:
