@@ -18,11 +18,14 @@ follow semantic versioning. All other modules are private.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+# Type checkers know this name. The import of `typing` takes milliseconds, in which Ctrl-C would
+# still show a traceback, because the command has not yet installed its signal handlers.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from onnxopt_cli._api import (
         CAPABILITIES,
         BackendUnavailable,
@@ -106,6 +109,8 @@ def __getattr__(name: str) -> Any:
     """Import the implementation when a public name is first used, because the import is slow."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module("onnxopt_cli._api"), name)
 
 

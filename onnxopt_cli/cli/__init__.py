@@ -7,6 +7,7 @@ need them.
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
 import sys
@@ -89,12 +90,18 @@ class _Commands(click.Group):
 
         return with_operators_option(command)
 
+    # If a signal arrives while click parses or runs a command, click would print an empty line, and
+    # would not return an exit code that depends on the signal.
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*arguments, **options)
+        except KeyboardInterrupt as stop:
+            raise click.exceptions.Exit(_interrupted(stop)) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            # click would print an empty line, and would not return an exit code that depends on the
-            # signal.
             return _interrupted(stop)
 
     def resolve_command(
@@ -155,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(lost, BrokenPipeError):
         code = _BROKEN_PIPE
     elif lost is not None:
-        click.echo(f"error: cannot write the output: {lost.strerror}", err=True)
+        reason = "it is closed" if lost.errno == errno.EBADF else lost.strerror
+        click.echo(f"error: cannot write the standard output: {reason}", err=True)
         code = _USAGE
     if arguments is None:
         # Skip the garbage collection at exit, which takes almost a fifth of the time of a short

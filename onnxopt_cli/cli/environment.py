@@ -218,16 +218,25 @@ class _Lines(io.TextIOWrapper):
         return len(text)
 
 
+def _replace_closed_streams() -> None:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # A descriptor that is open for reading only lets every write to standard output fail.
+            flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            stream = open(os.open(os.devnull, flags), mode, encoding="utf-8")  # noqa: PTH123, SIM115 - stays open
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
 def guard_streams() -> None:
     """Replace the standard streams by streams that handle errors and disarm commands to CI servers.
 
     Standard error ignores errors, and standard output records the first error. If the encoding of
     the locale lacks a character, an escape is written. A closed stream is replaced by the null
-    device, so that no other file gets its descriptor.
+    device, so that no other file gets its descriptor. If standard output is closed, writing to it
+    is an error, as in other programs.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - stays open
+    _replace_closed_streams()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper):

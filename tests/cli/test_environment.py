@@ -114,7 +114,7 @@ def test_closed_pipe_ends_the_command_with_141_and_no_message(place, arguments):
 def test_full_disk_for_standard_output_is_reported(place, arguments):
     done = call_in_shell(place, f"onnxopt {arguments} > /dev/full")
     assert done.returncode == 2
-    assert done.stderr == b"error: cannot write the output: No space left on device\n"
+    assert done.stderr == b"error: cannot write the standard output: No space left on device\n"
 
 
 def test_full_disk_for_one_report_loses_no_verdict_and_no_other_report(place):

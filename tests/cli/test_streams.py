@@ -90,7 +90,7 @@ def require_everything_written(place, exit_code):
 def test_full_disk_for_standard_output_loses_no_report_and_no_log(place):
     done = call(place, f"onnxopt run demo.yaml {FILES} > /dev/full")
     assert done.returncode == 2
-    assert done.stderr == "error: cannot write the output: No space left on device\n"
+    assert done.stderr == "error: cannot write the standard output: No space left on device\n"
     require_everything_written(place, exit_code=2)
 
 
@@ -148,6 +148,13 @@ def test_run_without_standard_streams_has_the_same_verdict(place, closed):
     done = call(place, f"onnxopt run demo.yaml -b python:off.py:Backend {FILES} {closed}")
     assert done.returncode == 2
     require_everything_written(place, exit_code=2)
+
+
+@pytest.mark.parametrize("words", ["run demo.yaml -k right", "list spec", "--version"])
+def test_closed_standard_output_is_an_error(place, words):
+    done = call(place, f"onnxopt {words} >&-")
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write the standard output: it is closed\n"
 
 
 def test_unwritable_files_are_named_and_all_others_are_written(place):

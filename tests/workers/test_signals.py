@@ -93,6 +93,40 @@ def test_signal_during_startup_or_exit_shows_no_traceback(number, where):
     assert (done.returncode, done.stderr) == (128 + number, b"interrupted\n")
 
 
+def test_handlers_of_signals_are_installed_before_slow_imports():
+    script = "import sys; import onnxopt_cli; print({'re', 'typing'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], cwd=REPOSITORY, capture_output=True, check=True
+    )
+    assert done.stdout == b"set()\n"
+
+
+PARSING = """\
+import os, signal, sys
+import click
+from onnxopt_cli.cli import main
+
+parse = click.Group.parse_args
+
+def parse_and_stop(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return parse(*arguments)
+
+click.Group.parse_args = parse_and_stop
+sys.argv = ["onnxopt", "list", "spec"]
+main()
+"""
+
+
+def test_signal_while_the_command_line_is_parsed_has_its_own_exit_code():
+    done = subprocess.run(
+        [sys.executable, "-c", PARSING],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (143, b"interrupted\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_terminated_audit_leaves_no_process_and_shows_no_traceback(tmp_path, number):
