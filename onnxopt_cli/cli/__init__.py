@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from importlib import import_module
+from io import StringIO
 from textwrap import TextWrapper, indent
 from typing import Any
 
@@ -64,6 +65,7 @@ _IN_OTHER_MODULES = {
     "schema": ("config_command", "schema_command"),
 }
 
+_ERROR = "error: "
 _USAGE = 2
 _INTERNAL = 3
 _INTERRUPTED = 130
@@ -201,7 +203,9 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
             obj=stack,
         )
     except click.ClickException as error:
-        error.show()
+        message = StringIO()
+        error.show(message)
+        click.echo(_wrapped(message.getvalue().rstrip()), err=True)
         return _USAGE
     except click.Abort:
         return _INTERRUPTED
@@ -224,7 +228,7 @@ def _run(arguments: Sequence[str] | None, stack: ExitStack) -> int:
         # A note of the exception names the case that was being processed.
         notes = (printable(note) for note in getattr(error, "__notes__", ()))
         description = " ".join((exception_text(error), *dict.fromkeys(notes)))
-        click.echo(f"internal error: {description}", err=True)
+        click.echo(_wrapped(f"internal error: {description}"), err=True)
         click.echo("  this is a bug in onnxopt; ONNXOPT_DEBUG=1 shows the traceback", err=True)
         return _INTERNAL
     return code if isinstance(code, int) else 0
@@ -242,8 +246,9 @@ def _fault_of_operator(error: Exception) -> UsageError | None:
 
 
 def _refused(error: OnnxoptError) -> int:
-    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(printable(error.message, lines=True), err=True)
+    click.secho(_ERROR, fg="red", bold=True, nl=False, err=True)
+    message = _wrapped(_ERROR + printable(error.message, lines=True))
+    click.echo(message.removeprefix(_ERROR), err=True)
     if error.hint:
         click.echo(_wrapped(indent(printable(error.hint, lines=True), "  ")), err=True)
     return error.exit_code

@@ -164,8 +164,7 @@ def _scored(
     if not scores and not interruption.signal:
         raise NothingSelected("no case is a single deterministic node, which an audit requires")
     for score in scores:
-        for renderable in audit_page(score, verbose=verbose):
-            stdout().print(renderable)
+        stdout().print_page(audit_page(score, verbose=verbose))
     if interruption.signal:
         note("interrupted: the scores count only the implementations that are finished")
         return interruption.exit_code, ""
@@ -188,8 +187,7 @@ def _injected(chosen: Sequence[Case], options: Mapping[str, Any]) -> tuple[int, 
         injections = api.inject_errors(chosen, jobs=options["jobs"], progress=tick)
     if not injections:
         raise NothingSelected("no case has outputs to inject errors into")
-    for renderable in injected_page(injections):
-        stdout().print(renderable)
+    stdout().print_page(injected_page(injections))
     missed = [injection for injection in injections if injection.exchange_missed]
     for injection in missed:
         line = f"not caught: {injection.error} in {printable(injection.case)}"

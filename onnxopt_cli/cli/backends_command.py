@@ -66,7 +66,7 @@ def check(backend: str) -> int:
         if finding.option:
             stdout().print_record(Text(printable(finding.option)))
         findings.append(finding)
-    stdout().print(rule_summary(findings))
+    stdout().print_wrapped(rule_summary(findings))
     return max(finding.exit_code for finding in findings)
 
 
@@ -100,7 +100,9 @@ def install(backends: Sequence[str]) -> None:
             )
         environment = AdapterEnvironment.of(specification)
         environment.create(show_progress)
-        click.echo(f"{printable(text)} is installed in {printable(str(environment.folder))}")
+        stdout().print_wrapped(
+            f"{printable(text)} is installed in {printable(str(environment.folder))}"
+        )
 
 
 @command.command("new")
@@ -120,10 +122,11 @@ def new(folder: Path, language: str) -> None:
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     files, (check_command, *other_commands) = write_skeleton(folder, language)
     for file in files:
-        click.echo(f"wrote {file}")
-    click.echo(f"next: {check_command}")
+        stdout().print_wrapped(f"wrote {printable(str(file))}")
+    stdout().print_wrapped(Text(f"next: {check_command}", no_wrap=True))
     for other_command in other_commands:
-        click.echo(f"or, in an environment of its own: {other_command}")
+        line = Text(f"or, in an environment of its own: {other_command}", no_wrap=True)
+        stdout().print_wrapped(line)
 
 
 @command.command("protocol")

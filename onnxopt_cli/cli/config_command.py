@@ -32,7 +32,7 @@ def command(context: click.Context, profile: str | None) -> int:
 
     configuration = configuration_here(context, profile)
     if configuration is None:
-        stdout().print("no configuration file found: the defaults of --help apply")
+        stdout().print_wrapped("no configuration file found: the defaults of --help apply")
         return 0
     for configured in configured_commands(context):
         with click.Context(configured, context.parent) as inner:
@@ -45,11 +45,11 @@ def command(context: click.Context, profile: str | None) -> int:
         (name, ", ".join(map(str, value if isinstance(value, list) else [value])), Path(place).name)
         for name, (value, place) in chosen.items()
     ]
-    stdout().print(Text(f"configuration: {printable(str(configuration.path))}", "bold"))
+    stdout().print_wrapped(Text(f"configuration: {printable(str(configuration.path))}", "bold"))
     stdout().print(plain_table(rows, ("option", "value", "from")))
     if other_profiles := [name for name in configuration.profiles if name != profile]:
         names = printable(", ".join(other_profiles))
-        stdout().print(Text(f"other profiles: {names}", "dim"))
+        stdout().print_wrapped(Text(f"other profiles: {names}", "dim"))
     return 0
 
 

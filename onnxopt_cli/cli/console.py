@@ -11,7 +11,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -21,13 +21,13 @@ from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Fault
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-# A width that exceeds the width of any table.
-_WIDE_COLUMNS = 10_000
+_WORD = re.compile(r"\S+")
+_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
+# The end of a line of a command that continues in the next line.
+_CONTINUED = " \\"
 #: Seconds between progress lines, which replace the bar if the stream is not a terminal.
 TELL_SECONDS = 15.0
 
@@ -47,39 +47,39 @@ class _Console(Console):
         self.print(text, soft_wrap=not self.is_terminal)
 
     def print_wrapped(self, text: Text | str) -> None:
-        """Print text. Its lines are wrapped, except if ``text.no_wrap`` is true, as for a command.
+        """Print text, and wrap its lines.
 
         All lines of a paragraph have the indentation of its first line. A word that is longer than
         a line, such as a path, stays whole. Unlike in rich, blanks at the ends of lines are
-        removed.
+        removed. If ``text.no_wrap`` is true, the text ends with a shell command, which is wrapped
+        so that a shell accepts its lines.
         """
         text = Text(text) if isinstance(text, str) else text
-        if text.no_wrap:
-            self.print(text, soft_wrap=True)
-            return
+        is_command = bool(text.no_wrap)
         for paragraph in text.split(allow_blank=True):
             indent = len(paragraph.plain) - len(paragraph.plain.lstrip(" "))
-            for line in _wrapped(paragraph[indent:], self.width - indent):
+            lines = [*_wrapped(paragraph[indent:], self.width - indent, is_command=is_command)]
+            for line in lines:
                 line.rstrip()
                 line.pad_left(indent)
+                if is_command and line is not lines[-1]:
+                    line.append(_CONTINUED)
                 self.print(line, soft_wrap=True)
 
-    def print_table(self, table: Table) -> None:
-        """Print a table.
-
-        In a pipe, rows are not truncated, so that other programs can search them.
-        """
-        if not self.is_terminal:
-            table.width = self.measure(
-                table, options=self.options.update(max_width=_WIDE_COLUMNS)
-            ).maximum
-        self.print(table, crop=False)
+    def print_page(self, page: Iterable[RenderableType]) -> None:
+        """Print texts, which are wrapped between words, and other content such as tables."""
+        for content in page:
+            if isinstance(content, Text):
+                self.print_wrapped(content)
+            else:
+                self.print(content, crop=False)
 
 
-def _wrapped(text: Text, width: int) -> Iterable[Text]:
+def _wrapped(text: Text, width: int, *, is_command: bool) -> Iterable[Text]:
     """Return the lines of a text, divided between words; rich would also divide words."""
+    words, width = (_SHELL_WORD, width - len(_CONTINUED)) if is_command else (_WORD, width)
     starts, start = [], 0
-    for word in re.finditer(r"\S+", text.plain):
+    for word in words.finditer(text.plain):
         if word.start() > start and cell_len(text.plain[start : word.end()]) > width:
             start = word.start()
             starts.append(start)
@@ -156,7 +156,7 @@ class ProgressDisplay(Progress):
         if more:
             line.append(", ").append(more)
         if self.disable:
-            stderr().print(line, soft_wrap=True)
+            stderr().print_wrapped(line)
         else:
             completed = took if self._seconds else done
             self.update(self._bar, total=total, completed=completed, description=line.markup)
@@ -202,7 +202,7 @@ def show_step(doing: str) -> Iterator[Callable[[str], None]]:
             status.update(Text(step))
             if not console.is_terminal and monotonic() - last_told >= TELL_SECONDS:
                 last_told = monotonic()
-                stderr().print(Text(step), soft_wrap=True)
+                stderr().print_wrapped(step)
 
         yield tell
 
@@ -210,9 +210,9 @@ def show_step(doing: str) -> Iterator[Callable[[str], None]]:
 def tell_problems(problems: Iterable[Fault]) -> None:
     """Print the problems of case files."""
     for problem in problems:
-        stderr().print(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
+        stderr().print_wrapped(Text.assemble(("invalid ", "bold red"), printable(str(problem))))
 
 
 def note(message: str) -> None:
     """Print a notice to standard error."""
-    stderr().print(Text(printable(message), "yellow"))
+    stderr().print_wrapped(Text(printable(message), "yellow"))

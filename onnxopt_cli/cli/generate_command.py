@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from onnxopt_cli.cli.completion import complete_suite
-from onnxopt_cli.cli.console import stderr
+from onnxopt_cli.cli.console import stderr, stdout
 from onnxopt_cli.cli.shared_options import option, options_of
 from onnxopt_cli.config.run_config import ModelInputs
 from onnxopt_cli.core.files import require_output_folder
-from onnxopt_cli.core.text import FreeNames
+from onnxopt_cli.core.text import FreeNames, printable
 from onnxopt_cli.errors import InvalidCase, UsageError
 from onnxopt_cli.workers.interruption import interruptible
 
@@ -91,16 +91,17 @@ def command(
         drift = look(output, tree.files)
         cases = f"{tree.cases} case{'s' * (tree.cases != 1)}"
         if check:
-            click.echo(f"{suite}: {drift.same} files as generated, {cases}")
+            stdout().print_wrapped(f"{printable(suite)}: {drift.same} files as generated, {cases}")
         else:
             changed = len(drift.missing) + len(drift.different)
             files = f"{changed} file{'s' * (changed != 1)}"
-            click.echo(f"{suite}: wrote {files}, {drift.same} were there already; {cases}")
+            counts = f"wrote {files}, {drift.same} were there already; {cases}"
+            stdout().print_wrapped(f"{printable(suite)}: {counts}")
         for reason, count in tree.left_out.items():
-            click.echo(f"  left out: {count} {reason}")
+            stdout().print_wrapped(f"  left out: {count} {reason}")
         for word, paths in (("missing", drift.missing), ("different", drift.different)):
             for path in paths if check else ():
-                click.echo(f"  {word}: {path}")
+                stdout().print_wrapped(f"  {word}: {printable(str(path))}")
         code |= check and bool(drift.missing or drift.different)
     return code
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from onnxopt_cli.cli.completion import complete_backend
-from onnxopt_cli.cli.console import note
+from onnxopt_cli.cli.console import note, stdout
 from onnxopt_cli.cli.shared_options import option
 from onnxopt_cli.core.text import printable
 
@@ -47,8 +48,8 @@ def command(backend: str, name: str, requirements: tuple[str, ...], *, force: bo
     from onnxopt_cli.backends.project_files import UPDATE_COMMAND, missing_file, write_project_files
 
     for path in write_project_files(Path(), backend, name, requirements, force=force):
-        click.echo(f"wrote {printable(str(path))}")
+        stdout().print_wrapped(f"wrote {printable(str(path))}")
     if path_of_plugin := missing_file(backend):
         note(f"{path_of_plugin} does not exist yet")
-    click.echo("next: onnxopt run --profile ci")
-    click.echo(f"if known failures remain: {UPDATE_COMMAND}")
+    for line in ("next: onnxopt run --profile ci", f"if known failures remain: {UPDATE_COMMAND}"):
+        stdout().print_wrapped(Text(line, no_wrap=True))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxopt_cli.cli.console import stderr
 from onnxopt_cli.cli.shared_options import PATH, option
-from onnxopt_cli.core.files import write_atomically
+from onnxopt_cli.core.files import require_writable_file, write_atomically
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import Fault, InvalidCase, NodeError, UsageError
 
@@ -52,7 +53,7 @@ def command(source: Path, target: Path) -> None:
     # A failure of this check is a bug of onnxopt, and no file is written.
     check_model(lowering.model, full=True)
     write_atomically(target, lowering.model.SerializeToString())
-    click.echo(_summary(lowering), err=True)
+    stderr().print_wrapped(_summary(lowering))
 
 
 def _writable(source: Path, target: Path) -> Path:
@@ -69,6 +70,7 @@ def _writable(source: Path, target: Path) -> Path:
                 raise UsageError(f"{target} is not a regular file", hint="choose another --output")
     except (OSError, RuntimeError) as error:
         raise UsageError(f"cannot write {target}: {error}") from error
+    require_writable_file("-o", target)
     return target
 
 

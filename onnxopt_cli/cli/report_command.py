@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from rich.text import Text
 
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.cli.shared_options import (
@@ -15,6 +16,7 @@ from onnxopt_cli.cli.shared_options import (
     option_of,
 )
 from onnxopt_cli.config.run_config import RunConfig
+from onnxopt_cli.core.files import require_writable_file
 from onnxopt_cli.core.process_control import claimed
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import NothingSelected
@@ -93,6 +95,7 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     from onnxopt_cli.report import terminal
     from onnxopt_cli.report.view.run_view import RunView
 
+    require_writable_file("-o", output)
     record = api.merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
     for line in terminal.verdict(RunView(record), seconds):
@@ -148,8 +151,7 @@ def diff(
     if difference := other_options(before[0], after[0]):
         stdout().print_wrapped(difference)
     if changes:
-        stdout().print_table(comparison_table(changes))
-        stdout().print()
+        stdout().print_page([comparison_table(changes), Text()])
     stdout().print_wrapped(comparison_verdict(changes))
     unfinished = after[0].exit_code is None or after[0].exit_code in INTERRUPTED
     if unfinished:

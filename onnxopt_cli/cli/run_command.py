@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.text import Text
 
 from onnxopt_cli.cli.shared_options import options_of, require_built_in
 from onnxopt_cli.config.run_config import RunConfig
@@ -103,7 +104,8 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
         require_built_in(header.backends)
     words = words_of(from_log, {**header.options, "backends": backends, "shard": header.shard})
     shown_words = clipped(command_line(words), _MAX_COMMAND_CHARS)
-    stderr().print(f"options from the log: onnxopt run {shown_words}", soft_wrap=True)
+    shown = Text(f"options from the log: onnxopt run {shown_words}", no_wrap=True)
+    stderr().print_wrapped(shown)
     try:
         options = context.command.make_context("run", words, parent=context.parent).params
     except click.UsageError as error:

@@ -107,8 +107,7 @@ class Display:
     def _room_for_ids(self) -> int:
         longest = max((len(printable(case.id)) for case in self._plan.cases), default=0)
         used = sum(2 + terminal.column_width(backend.name) for backend in self._plan.backends)
-        room = self._console.width - used if self._console.is_terminal else longest
-        return max(12, min(longest, room))
+        return max(12, min(longest, self._console.width - used))
 
     def begin(self) -> None:
         """Print the number of cases and backends, and the problems of case files."""
@@ -119,7 +118,7 @@ class Display:
             of_all = f" of {self._found}" if self._found > count else ""
             cases = f"{count}{of_all} case{'s' * (self._found != 1)}"
             targets = some_of(self._targets, 5)
-            self._console.print(f"{cases} from {targets} on {some_of(names, 3)}")
+            self.print(f"{cases} from {targets} on {some_of(names, 3)}")
         if self._verbose and self._plan.cases:
             self.record(terminal.heading(names, self._id_width))
 
@@ -135,9 +134,9 @@ class Display:
             self.record(terminal.case_line(results, self._id_width))
             for result in results:
                 if result.diffs and len(results) > 1:
-                    self.record(Text(f"  on {printable(result.backend)}", "dim"))
+                    self.print(Text(f"  on {printable(result.backend)}", "dim"))
                 for line in terminal.output_lines(ResultView(result, self._options)):
-                    self.record(line)
+                    self.print(line)
 
     def show_rerun(self, result: Result) -> None:
         """Print the result of a rerun if the result is flaky."""
@@ -207,8 +206,7 @@ class Display:
             return
         about = {case.id: case.about for case in self._plan.cases}
         examples = len(groups) if self._verbose else _EXAMPLES
-        for part in terminal.cause_table(groups, examples):
-            self._console.print(part)
+        self._console.print_page(terminal.cause_table(groups, examples))
         self._console.print()
         for number, group in enumerate(groups[:examples], start=1):
             for result in group.results if self._verbose else group.results[:1]:
@@ -224,7 +222,7 @@ class Display:
                 )
                 self._console.print(panel)
         if not self._verbose and len(failed) > min(len(groups), examples):
-            self._console.print(Text("-v shows all failures, -q names them", "dim"))
+            self.print(Text("-v shows all failures, -q names them", "dim"))
         supported = {
             result.operators
             for result in view.record.results
@@ -237,7 +235,7 @@ class Display:
                 f"{some_of(only_errors, 4)}: only errors. If the backend lacks the operator, add "
                 "unsupported=REGEX to -b to lower it; onnxopt backends check suggests REGEX"
             )
-            self._console.print(Text(advice, "yellow"))
+            self.print(Text(advice, "yellow"))
 
     def _reasons(self, view: RunView) -> None:
         """Print the reasons why cases are unsupported, do not apply or did not run."""
@@ -251,7 +249,7 @@ class Display:
                 head = Text.assemble(
                     (f"{reason.outcome} ", style), f"{count} on {printable(reason.backend)}: "
                 )
-                self._console.print(head.append(text))
+                self.print(head.append(text))
         if hidden := len(view.reasons) - len(visible):
             self.print(Text(f"{hidden} more reasons; -v shows all", "dim"))
 

@@ -63,11 +63,11 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
     for name in names:
         if operator := registry().named(name):
             page = mistake_page(operator, _mistake(operator, mistakes)) if mistakes else None
-            console.print(*(page or operator_page(operator)), sep="\n")
+            console.print_page(page or operator_page(operator))
             continue
         if schemas := named_schemas(name):
             page = node_mistakes_page(schemas, mistakes) if mistakes else None
-            console.print(*(page or node_operator_page(schemas)), sep="\n")
+            console.print_page(page or node_operator_page(schemas))
             continue
         if mistakes:
             raise UsageError(
@@ -87,7 +87,7 @@ def command(names: tuple[str, ...], mistakes: tuple[str, ...]) -> None:
         if collection.problems:
             raise InvalidCase(collection.problems)
         for case in collection.cases:
-            console.print(*case_page(case, case.load()), sep="\n")
+            console.print_page(case_page(case, case.load()))
             console.print()
 
 

@@ -525,7 +525,7 @@ class RunConfig(Settings):
     log: Path | None = setting(
         None,
         "--log FILE",
-        "Append each result to this log as soon as it is available.",
+        "Write a log to this new file: each result as soon as it is available.",
         File(),
         may_differ=True,
     )

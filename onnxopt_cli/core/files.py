@@ -103,9 +103,7 @@ def require_writable_file(option: str, path: Path) -> None:
         create_last_folder(folder)
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(
-            f"{option} cannot write {path}: cannot create {folder}: {reason}"
-        ) from None
+        raise UsageError(f"{option} cannot write {path}: {reason}") from None
     if path.exists() and not path.is_file():
         # Opening a pipe or a device could block.
         return
@@ -148,7 +146,7 @@ def create_last_folder(folder: Path) -> None:
 def _require_folder_above(folder: Path) -> None:
     above = folder.absolute().parent
     if not above.exists():
-        raise OSError(errno.ENOENT, f"the folder above it, {above}, does not exist")
+        raise OSError(errno.ENOENT, f"the folder {above} does not exist")
 
 
 def shown_path(path: Path) -> str:

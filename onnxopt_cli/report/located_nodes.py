@@ -176,8 +176,7 @@ def location_lines(located: Located, folders: Folders, backends: Sequence[str]) 
         backends: the argument of ``-b`` for each backend.
 
     Yields:
-        Lines that may be wrapped, and commands that must not be wrapped. Commands have
-        :attr:`rich.text.Text.no_wrap` set.
+        Lines, and shell commands with :attr:`rich.text.Text.no_wrap` set.
     """
     several = len(backends) > 1
     yield from _wrong_lines(located, folders, backends)

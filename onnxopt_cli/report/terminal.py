@@ -350,7 +350,12 @@ class WordTable(Table):
     If the longest words of all columns do not fit into a line, each row is shown as a paragraph
     that begins with its first cell. As an exception, a word such as a path is broken if it is
     longer than ``_MAX_NAME_CHARS``, and also longer than half of the width.
+
+    Attributes:
+        breaks_words: whether the exception applies.
     """
+
+    breaks_words = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table or the paragraphs; part of rich's protocol."""
@@ -360,7 +365,7 @@ class WordTable(Table):
             for column in self.columns
         ]
         width = self.width or options.max_width
-        longest = max(width // 2, _MAX_NAME_CHARS)
+        longest = max(width // 2, _MAX_NAME_CHARS) if self.breaks_words else _WIDE_COLUMNS
         least = [
             max(cell.minimum if cell.minimum <= longest else _MIN_PART_CHARS for cell in column)
             for column in measures
@@ -400,7 +405,7 @@ def plain_table(
     left: Sequence[str],
     right: Sequence[str] = (),
     style: str = "bold",
-) -> Table:
+) -> WordTable:
     """Return a table without borders.
 
     Args:
@@ -537,12 +542,18 @@ def comparison_table(changes: Sequence[Change]) -> Table:
     """Return changes as a table; if there is only one backend, its name is the title."""
     backends = {change.backend for change in changes}
     several = len(backends) > 1
-    table = plain_table((), ("", "case", *["backend"] * several, "what", "before", "now"))
+    # Each row begins with its direction, also if it is shown as a paragraph.
+    width = max((len(change.direction.value) for change in changes), default=0)
+    titles = f"{'':{width}}  case", *["backend"] * several, "what"
+    table = plain_table((), titles, ("before", "now"))
+    # The ids of cases are often copied or searched.
+    table.breaks_words = False
     for change in changes:
-        direction = Text(change.direction.value, _DIRECTION_STYLES[change.direction])
+        direction = f"{change.direction.value:{width}}", _DIRECTION_STYLES[change.direction]
+        case = Text.assemble(direction, f"  {printable(change.case)}", overflow="ignore")
         backend = [change.backend] * several
-        words = change.case, *backend, change.what, change.before or "-", change.now or "-"
-        table.add_row(direction, *map(Text, map(printable, words)))
+        words = *backend, change.what, change.before or "-", change.now or "-"
+        table.add_row(case, *map(Text, map(printable, words)))
     if not several:
         table.title, table.title_justify = Text(printable(*backends)), "left"
     return table

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from commands import unbroken
 from onnx import helper, numpy_helper
 
 from onnxopt_cli.analysis import locate as locate_module
@@ -269,7 +270,8 @@ def test_run_names_the_first_wrong_node_of_a_failing_model(tmp_path, monkeypatch
     ran = onnxopt("run", "model.onnx", *backend)
     assert ran.code == 1
     assert "the_b (LeakyRelu): b:" in ran.out
-    (command,) = (line for line in ran.out.splitlines() if "onnxopt locate" in line)
+    lines = unbroken(ran.out).splitlines()
+    (command,) = (line for line in lines if "onnxopt locate" in line)
     words = command.partition("onnxopt ")[2].split()
     assert onnxopt(*words).code == 1
     assert "the_b" not in onnxopt("run", "model.onnx", *backend, "--no-explain").out
@@ -593,13 +595,15 @@ def test_node_that_cannot_be_judged_is_listed_and_not_counted_as_right(locate):
     assert [item["node"] for item in found["wrong"]] == ["the_y"]
 
 
-def test_lines_other_than_commands_are_wrapped(locate):
+def test_lines_are_wrapped(locate):
     nodes = [node("RandomNormalLike", "x", "a"), node("LeakyRelu", "a", "y")]
     Path("findings/" + "of-a-long-name/" * 4).mkdir(parents=True)
-    ran, _ = locate(model_of(nodes), "Leaky", "-o", "findings/" + "of-a-long-name/" * 5)
-    commands = [line for line in ran.out.splitlines() if line.startswith("  again: ")]
-    assert [command.endswith("-b python:backend.py:Leaky") for command in commands] == [True]
-    assert max(len(line) for line in ran.out.splitlines() if line not in commands) <= 80
+    folder = "findings/" + "of-a-long-name/" * 5
+    ran, _ = locate(model_of(nodes), "Leaky", "-o", folder)
+    lines = unbroken(ran.out).splitlines()
+    (command,) = (line for line in lines if line.startswith("  again: "))
+    assert command.endswith("-b python:backend.py:Leaky")
+    assert max(len(line) for line in ran.out.splitlines() if folder not in line) <= 80
     assert not [line for line in ran.out.splitlines() if line.endswith(" ")]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from commands import unbroken
 from onnx import helper, numpy_helper
 from places import REPOSITORY
 
@@ -43,7 +44,7 @@ def test_new_backend_passes_the_suggested_check(language, workplace, onnxopt, mo
     monkeypatch.setattr("onnxopt_cli.backends.check.checked_backend._SEARCH_SECONDS", 1.0)
     written = onnxopt("backends", "new", "my acme-x", "--language", language)
     assert written.code == 0
-    files, _, following = written.out.partition("next: ")
+    files, _, following = unbroken(written.out).partition("next: ")
     assert all(Path(line.removeprefix("wrote ")).is_file() for line in files.splitlines())
     first, *other_lines = following.splitlines()
     command = shlex.split(first)
@@ -131,7 +132,7 @@ def compiled(tmp_path_factory):
         stdout=subprocess.PIPE,
         text=True,
     )
-    following = written.stdout.splitlines()[-1].removeprefix("next: ")
+    following = unbroken(written.stdout).splitlines()[-1].removeprefix("next: ")
     assert following == f"make -C {folder} && onnxopt backends check exec:{folder}/adapter"
     make(folder, "-O0 -Wpedantic -Wshadow -Wconversion -Werror")
     return folder

@@ -112,7 +112,7 @@ def test_node_that_cannot_be_lowered_leaves_no_file(onnxopt, source, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("make", ["itself", "link", "hard link", "pipe", "folder", "no folder"])
+@pytest.mark.parametrize("make", ["itself", "link", "hard link", "pipe", "folder", "no folders"])
 def test_output_that_must_not_be_replaced_is_rejected(onnxopt, source, tmp_path, make):
     target = tmp_path / "lowered.onnx"
     if make == "itself":
@@ -126,7 +126,7 @@ def test_output_that_must_not_be_replaced_is_rejected(onnxopt, source, tmp_path,
     elif make == "folder":
         target.mkdir()
     else:
-        target = tmp_path / "missing" / "lowered.onnx"
+        target = tmp_path / "missing" / "folder" / "lowered.onnx"
     before = source.read_bytes()
     names = sorted(tmp_path.iterdir())
     answer = onnxopt("lower", source, "-o", target)

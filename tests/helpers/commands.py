@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -36,6 +37,11 @@ def start_command(
         _arguments(module, words), cwd=cwd, env=env, stdin=subprocess.DEVNULL,
         start_new_session=True, **streams,
     )  # fmt: skip
+
+
+def unbroken(output: str) -> str:
+    """Return output in which each shell command of several lines is joined to one line."""
+    return re.sub(r" \\\n *", " ", output)
 
 
 def _arguments(module: str, words: Iterable[str | Path]) -> list[str]:

@@ -73,14 +73,18 @@ def test_new_folder_can_contain_the_log_and_the_artifacts(demo, onnxopt):
         "fuzz -b numpy -o missing/new",
         "generate spec -o missing/new",
         "locate demo.yaml -k demo/demo/plain -b numpy -o missing/new",
+        "locate demo.yaml -k demo/demo/plain -b numpy --json missing/new/located.json",
+        "report merge run.jsonl -o missing/new/run.jsonl",
+        "lower model.onnx -o missing/new/lowered.onnx",
         "backends new missing/new",
     ],
 )
 def test_output_path_in_several_missing_folders_is_refused(demo, onnxopt, command):
     answer = onnxopt(*command.split())
     assert answer.code == 2
-    assert "missing, does not exist" in " ".join(answer.err.split())
-    assert not (demo / "missing").exists()
+    folder = demo / "missing"
+    assert f"the folder {folder} does not exist" in answer.err
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize(
