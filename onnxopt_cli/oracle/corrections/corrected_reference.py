@@ -33,7 +33,7 @@ from onnxopt_cli.oracle.corrections import (
 )
 from onnxopt_cli.oracle.corrections.loops import scan_class
 from onnxopt_cli.oracle.corrections.recurrent import recurrent_operators
-from onnxopt_cli.oracle.patching import accelerates, reference_modules, replaces
+from onnxopt_cli.oracle.patching import accelerates, reference_modules, replaced, replaces
 from onnxopt_cli.oracle.rounding import exponentials
 from onnxopt_cli.oracle.rounding.normalizations import (
     batch_normalization,
@@ -405,13 +405,23 @@ def _upsampled(
 
 @replaces("op_resize.Resize._run")
 def _resized(node: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Compute early versions of Resize as Upsample does, and accept negative axes."""
+    """Compute early versions of Resize as Upsample does, accept negative axes, and keep infinities.
+
+    The reference replaces infinities, and numbers beyond the range of the type, by the largest
+    finite numbers.
+    """
     early = node.run_params["opsets"][""] < _RESIZE_VERSION
     # Look up Upsample at each call, so that its corrected version is called.
     run = reference_modules().op_upsample.Upsample._run if early else original  # noqa: SLF001
     if kwargs.get("axes"):
         kwargs |= {"axes": [axis % args[0].ndim for axis in kwargs["axes"]]}
-    return run(node, *args, **kwargs)
+    if args[0].dtype.kind not in "fV":
+        return run(node, *args, **kwargs)
+    with (
+        replaced((onnx.numpy_helper, "saturate_cast", np.ndarray.astype)),
+        np.errstate(over="ignore"),
+    ):
+        return run(node, *args, **kwargs)
 
 
 @replaces("op_global_average_pool._global_average_pool")

@@ -21,9 +21,9 @@ _MAX_PIXELS = 1 << 22
 # Coordinates beyond _FARTHEST are replaced by _FARTHEST, which can be converted to an integer.
 # These coordinates, including infinite ones, are outside of all images.
 _FARTHEST = 2.0**52
-# For each interpolation mode, the distance of the first pixel from the floor of the coordinate, and
-# the number of pixels along an axis.
-_TAPS = {"nearest": (0, 1), "linear": (0, 2), "cubic": (-1, 4)}
+#: For each interpolation mode, the distance of the first pixel from the floor of the coordinate,
+#: and the number of pixels along an axis.
+TAPS = {"nearest": (0, 1), "linear": (0, 2), "cubic": (-1, 4)}
 
 
 def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bool) -> Array:
@@ -49,7 +49,7 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
     points = grid.reshape(len(x), -1, len(sizes))[..., ::-1]
     axes = [_Axis(size, padding, align_corners=align_corners) for size in sizes]
     coordinates = np.stack([axis.coordinates(points[..., k], mode) for k, axis in enumerate(axes)])
-    block = max(1, _MAX_PIXELS // (x.shape[1] * _TAPS[mode][1] ** len(sizes)))
+    block = max(1, _MAX_PIXELS // (x.shape[1] * TAPS[mode][1] ** len(sizes)))
     for place, image in enumerate(x):
         for start in range(0, values.shape[-1], block):
             part = coordinates[:, place, start : start + block]
@@ -115,7 +115,7 @@ def _interpolated(image: Array, coordinates: Array, axes: list[_Axis], mode: str
         axes: the axes of space.
         mode: the interpolation.
     """
-    rank, (first, taps) = len(axes), _TAPS[mode]
+    rank, (first, taps) = len(axes), TAPS[mode]
     with np.errstate(invalid="ignore"):
         floors = np.floor(coordinates).astype(np.int64)
     indices, inside = [], []
@@ -129,18 +129,28 @@ def _interpolated(image: Array, coordinates: Array, axes: list[_Axis], mode: str
     values = np.where(reduce(np.logical_and, inside), pixels, np.zeros((), image.dtype))
     if mode == "nearest":
         return values.reshape(values.shape[:2])
-    weights: Callable[[Array], Array] = cubic_weights if mode == "cubic" else _linear_weights
+    weights: Callable[[Array], Array] = cubic_weights if mode == "cubic" else linear_weights
     ratios = coordinates - floors.astype(coordinates.dtype)
     for ratio in ratios[::-1]:
         # The weights are computed separately for each line of pixels.
         of_lines = np.broadcast_to(
             ratio.reshape(-1, *[1] * (values.ndim - 3)), (*values.shape[:-1],)
         )
-        values = np.einsum("...i,...i->...", weights(of_lines).astype(image.dtype), values)
+        values = weighted_sum(weights(of_lines).astype(image.dtype), values)
     return values
 
 
-def _linear_weights(ratio: Array) -> Array:
+def weighted_sum(weights: Array, values: Array) -> Array:
+    """Return the sums of products of weights and values along the last axis."""
+    return np.asarray(np.einsum("...i,...i->...", weights, values))
+
+
+def linear_weights(ratio: Array) -> Array:
+    """Return the weights of two pixels along a new last axis.
+
+    Args:
+        ratio: the distances of points from the first pixel.
+    """
     return np.stack([1 - ratio, ratio], axis=-1)
 
 

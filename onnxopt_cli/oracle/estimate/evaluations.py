@@ -47,6 +47,7 @@ from onnxopt_cli.oracle.rounding.operator_identities import WITHIN
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
 from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import dtypes_of, requests_short_sums
+from onnxopt_cli.oracle.rounding.special_pixels import interpolates_special, with_special_pixels
 from onnxopt_cli.oracle.rounding.sums import MEANS, may_overflow, with_flushed_root, with_overflow
 from onnxopt_cli.oracle.stacked import outputs_of_runs
 from onnxopt_cli.oracle.widen import ROUNDOFF, flushed_value, widened_value
@@ -57,6 +58,8 @@ _MAX_VISITS = 20_000
 _OVERFLOW, _UNDERFLOW, _SUBNORMAL = "overflow", "underflow", "subnormal"
 # The event that a fast algorithm mixes NaN or infinity with other elements.
 _SPREADS = "spreads"
+# The event that a node interpolates between pixels of which some are NaN or infinite.
+_SPECIAL_PIXELS = "special pixels"
 # The event that a sum may overflow if its terms are added in another order.
 _REORDERED = "reordered"
 # The contested question that is recorded if a node interpolates between integers.
@@ -120,8 +123,8 @@ class FirstRun:
         types: the dtypes of the outputs of each of these nodes.
         range_events: the ways in which intermediate results leave the range of their types.
         special_events: other ways in which outputs may become NaN or infinite. A fast algorithm may
-            mix NaN or infinity with other elements, or a sum may overflow if its terms are added in
-            another order.
+            mix NaN or infinity with other elements, an interpolation may multiply them by 0, or a
+            sum may overflow if its terms are added in another order.
     """
 
     shared: SharedState
@@ -150,6 +153,7 @@ class FirstRun:
         outputs = compute(*operands)
         self.range_events.update(_range_events(operands, outputs))
         self.special_events.update([_SPREADS] * mixes_infinite(node, operands))
+        self.special_events.update([_SPECIAL_PIXELS] * interpolates_special(node, operands))
         self.special_events.update([_REORDERED] * may_overflow(node.op_type, operands))
         self.visited.append(visited_node(node, operands, outputs))
         self.types.append(dtypes_of(outputs))
@@ -379,6 +383,9 @@ def _out_of_range_outputs(
     if _SPREADS in events:
         visitors = [_spreading(visitor, special) for special in _SPECIALS]
         results += [native_model.run(inputs, spreading) for spreading in visitors]
+    if _SPECIAL_PIXELS in events:
+        visitors = [_interpolating(visitor, skips=skips) for skips in (False, True)]
+        results += [native_model.run(inputs, interpolating) for interpolating in visitors]
     return results
 
 
@@ -400,6 +407,18 @@ def _spreading(visitor: Visitor, special: float) -> Visitor:
         if not mixes_infinite(node, operands):
             return outputs
         return [spread(node, operands, outputs[0], special), *outputs[1:]]
+
+    return visit
+
+
+def _interpolating(visitor: Visitor, *, skips: bool) -> Visitor:
+    """Return a visitor that skips special pixels of weight 0, or returns NaN for all of them."""
+
+    def visit(node: Any, compute: Compute, operands: Sequence[Any], index: int) -> Sequence[Any]:
+        outputs = visitor(node, compute, operands, index)
+        if not interpolates_special(node, operands):
+            return outputs
+        return [with_special_pixels(node, compute, operands, outputs[0], skips=skips)]
 
     return visit
 
