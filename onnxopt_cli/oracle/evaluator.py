@@ -48,12 +48,10 @@ _DEFAULT_DOMAIN = ("", "ai.onnx")
 # The largest number of multiplications of a matrix product that is summed sequentially. Larger
 # products would take many seconds.
 _MAX_SEQUENTIAL_PRODUCTS = 1 << 34
-# The largest number of terms of a short sum. A sequential sum of n equal terms has an error of
-# n / 9 roundings. In a short sum, this error does not exceed the usual tolerance of 4 sqrt(n)
-# roundings.
-_SHORT_SUM = 1 << 10
-# Short sums are also sequential in a matrix product with fewer multiplications than this.
-_CHEAP_PRODUCTS = 1 << 26
+#: The largest number of terms of a short sum. A sequential sum of n equal terms has an error of
+#: n / 9 roundings. In a short sum, this error does not exceed the usual tolerance of 4 sqrt(n)
+#: roundings.
+SHORT_SUM = 1 << 10
 # The largest number of products that are in memory together before they are summed.
 _BLOCK_ELEMENTS = 1 << 20
 # The module of the base classes of unary and binary operators. Methods of these classes check
@@ -579,7 +577,11 @@ def native_outputs(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> list[
 
 
 def sequential_sums(
-    *, scaled: bool = False, from_last: bool = False, updated: bool = False
+    *,
+    scaled: bool = False,
+    from_last: bool = False,
+    updated: bool = False,
+    short_products: bool = True,
 ) -> AbstractContextManager[None]:
     """Compute NumPy's sums and matrix products sequentially in a ``with`` block.
 
@@ -591,6 +593,7 @@ def sequential_sums(
             of the sum divided by n.
         from_last: whether sums begin with the last term.
         updated: whether a mean is updated at each term, as in Welford's recurrence.
+        short_products: whether matrix products with at most :data:`SHORT_SUM` terms are affected.
     """
     step = -1 if from_last else 1
 
@@ -620,9 +623,8 @@ def sequential_sums(
         matrices = a.ndim == b.ndim == _MATRIX_RANK or batched
         if not matrices or a.dtype not in _SEQUENTIAL_TYPES:
             return blocked(a, b)
-        is_long = a.shape[-1] > _SHORT_SUM
-        limit = _MAX_SEQUENTIAL_PRODUCTS if is_long else _CHEAP_PRODUCTS
-        if not 0 < a.size * b.shape[-1] < limit:
+        is_affected = short_products or a.shape[-1] > SHORT_SUM
+        if not is_affected or not 0 < a.size * b.shape[-1] < _MAX_SEQUENTIAL_PRODUCTS:
             return blocked(a, b)
         a, b = a[..., ::step], b[..., ::step, :]
         if b.shape[-1] == 1:

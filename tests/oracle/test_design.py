@@ -81,3 +81,34 @@ def test_folded_batch_normalization_passes_in_every_element(shape, ratio):
     # An error fails if it is ten times the larger error of the two normalizations.
     error = 20 * 2.0**-24 * np.abs(x * factor).max()
     assert np.mean(right.wrong(right.expected + np.float32(10 * error))) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("operator", "transposed"), [("MatMul", False), ("Gemm", False), ("Gemm", True)]
+)
+def test_rows_of_a_factor_move_a_product_as_far_as_single_elements(operator, transposed):
+    """Compare the tolerances with those that result if each element moves on its own."""
+    random = np.random.default_rng(5)
+    count = 60
+    a, b = (random.standard_normal(shape).astype("f4") for shape in ((30, count), (count, 40)))
+    if transposed:
+        node = helper.make_node("Gemm", ["a", "b"], ["y"], transA=1, transB=1)
+        inputs = {"a": np.ascontiguousarray(a.T), "b": np.ascontiguousarray(b.T)}
+    else:
+        node, inputs = helper.make_node(operator, ["a", "b"], ["y"]), {"a": a, "b": b}
+    shapes = [(name, value.shape) for name, value in inputs.items()] + [("y", (30, 40))]
+    infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in shapes]
+    graph = helper.make_graph([node], "g", infos[:2], infos[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    ((_, tolerance),) = condition(model, inputs)[0].right
+    size = np.sqrt(count) / 4 * 2.0**-24
+    moves = size * columns(0, a.size + b.size)
+    moved = [
+        (a * (1 + move[: a.size].reshape(a.shape)))
+        @ (b.astype(float) * (1 + move[a.size :].reshape(b.shape)))
+        for move in moves
+    ]
+    exact = a.astype(float) @ b
+    errors = 2.0**-24 * np.abs(exact) * columns(a.size + b.size, exact.size).reshape(-1, 30, 40)
+    movement = np.abs(moved - exact + errors).max(axis=0)
+    assert np.mean(tolerance) / (16 * np.mean(movement)) == pytest.approx(1, abs=0.1)

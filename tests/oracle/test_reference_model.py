@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -544,6 +546,15 @@ _STACKED_MODELS = {
                 }
             >
         }""",
+    "long sums": """<ir_version: 8, opset_import: ["": 17]>
+        g (float[3,40] x, float[40,50] w) => (float[3,1] y)
+        {
+            product = MatMul(x, w)
+            root = Sqrt(product)
+            shares = Softmax(root)
+            weighted = Mul(shares, root)
+            y = ReduceMean<axes = [1]>(weighted)
+        }""",
     "a branch that depends on roundings": """<ir_version: 8, opset_import: ["": 17]>
         g (float[2] x) => (float[2] y)
         {
@@ -583,6 +594,48 @@ def test_tolerances_do_not_depend_on_whether_runs_are_stacked(name, monkeypatch)
     # If runs take different branches, all runs are repeated one after the other.
     differ = "branch" in name
     assert (count_together > len(runs) - count_together) == differ
+
+
+@pytest.mark.parametrize("shape", [(3, 64), (2, 3, 64)])
+def test_differences_of_runs_multiply_in_single_precision(shape, monkeypatch):
+    monkeypatch.setattr(stacked, "_LARGE_PRODUCT", 1)
+    random = np.random.default_rng(1)
+    sizes = 10.0 ** random.integers(-30, 30, shape[:-1])[..., np.newaxis]
+    exact, matrix = sizes * random.standard_normal(shape), random.standard_normal((64, 5))
+    factors = exact * (1 + 2.0**-24 * random.standard_normal((RUNS, *shape)))
+    factors[3] = factors[0]
+    node = SimpleNamespace(op_type="MatMul", onnx_node=onnx.NodeProto())
+
+    def products(factors):
+        operands = [stacked.Stacked(factors), matrix]
+        (output,) = stacked.compute_stacked(node, lambda a, b: [a @ b], operands, RUNS)
+        return output.array
+
+    computed, expected = products(factors), factors @ matrix
+    distances = np.abs(computed - expected) / sizes
+    assert 0 < distances.max() < 1e-12
+    np.testing.assert_array_equal(computed[3], computed[0])
+    factors[2, ..., 0] = np.inf
+    np.testing.assert_array_equal(products(factors), factors @ matrix)
+
+
+def test_many_short_products_are_not_computed_sequentially(monkeypatch):
+    model = parser.parse_model(_HEADER + _MODELS["chain"])
+    inputs = {name: value for name, value in _inputs(0).items() if name in {"x", "w"}}
+    orders: list[bool] = []
+
+    def recorded(*, short_products, **_):
+        orders.append(short_products)
+        return nullcontext()
+
+    monkeypatch.setattr("onnxopt_cli.oracle.estimate.evaluations.sequential_sums", recorded)
+    all_readings(model, inputs)
+    assert {*orders} == {True}
+    name = "onnxopt_cli.oracle.estimate.evaluations._MAX_SHORT_MULTIPLICATIONS"
+    monkeypatch.setattr(name, 8 * 300 * 8 - 1)
+    orders.clear()
+    all_readings(model, inputs)
+    assert not orders
 
 
 def test_runs_with_large_values_are_not_stacked():

@@ -7,7 +7,7 @@ sums, with subnormal numbers flushed to zero, and with NaN or infinity spread by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,6 +40,7 @@ from onnxopt_cli.oracle.rounding.injection import (
     SiteRecorder,
     VisitedNode,
     has_long_sums,
+    is_short_product,
 )
 from onnxopt_cli.oracle.rounding.intermediate_values import GRIDS
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass
@@ -49,7 +50,12 @@ from onnxopt_cli.oracle.rounding.scales import mixes_infinite, spread
 from onnxopt_cli.oracle.rounding.short_floats import dtypes_of, requests_short_sums
 from onnxopt_cli.oracle.rounding.special_pixels import interpolates_special, with_special_pixels
 from onnxopt_cli.oracle.rounding.sums import MEANS, may_overflow, with_flushed_root, with_overflow
-from onnxopt_cli.oracle.stacked import outputs_of_runs
+from onnxopt_cli.oracle.stacked import (
+    compute_stacked,
+    outputs_of_runs,
+    stacked_outputs,
+    value_of_run,
+)
 from onnxopt_cli.oracle.widen import ROUNDOFF, flushed_value, widened_value
 
 _MAX_VISITS = 20_000
@@ -68,6 +74,9 @@ INTEGERS = "integers"
 # attribute. The default of ``stash_type`` is float32.
 _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 _SPECIALS = (np.nan, np.inf, -np.inf)
+# If the products of a model whose sums are short have more multiplications than this in total,
+# these sums are not computed sequentially, because this would take as long as several runs.
+_MAX_SHORT_MULTIPLICATIONS = 1 << 26
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
@@ -222,16 +231,9 @@ def evaluate_model(
         finely_perturbed = perturbed_outputs(recorder.step / FINER)
         for evaluation, outputs in zip(evaluations, finely_perturbed, strict=True):
             evaluation.finely_perturbed = outputs
-    sequential = []
-    # If a model accumulates sums in a 16-bit type, sequential sums in float32 are irrelevant.
-    accumulating_sites = [
-        site
-        for site in recorder.sites
-        if site.roundoff <= SINGLE_ROUNDOFF or visitor is not compute_only
-    ]
-    for key, algorithm in _sequential_algorithms(accumulating_sites).items():
-        with algorithm:
-            sequential.append(run(key, native_model, inputs, lambda: visitor)[0])
+    sequential = _sequential_outputs(
+        run, native_model, inputs, recorder, visitor, run_bytes=shared.run_bytes
+    )
     if recorder.direct_bound is not None:
         roundoff = recorder.sites[0].roundoff
         evaluations[0].direct_bound = roundoff * recorder.direct_bound
@@ -311,22 +313,84 @@ def _perturbed_outputs(
     return [*zip(*outputs_of_runs(outputs, RUNS, run_bytes), strict=True)]
 
 
-def _sequential_algorithms(
-    sites: Sequence[RoundingSite],
-) -> dict[str, AbstractContextManager[None]]:
-    """Return context managers that make sums sequential, by algorithm; empty without long sums."""
-    if not any(map(has_long_sums, sites)):
-        return {}
-    operators = {site.op_type for site in sites}
-    algorithms = {
-        "from the first term": sequential_sums(),
-        "from the last term": sequential_sums(from_last=True),
+def _sequential_outputs(
+    run: Callable[..., tuple[list[Any], Visitor]],
+    native_model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    recorder: SiteRecorder,
+    visitor: Visitor,
+    *,
+    run_bytes: int,
+) -> list[list[Any]]:
+    """Return the outputs of a model if its long sums are added by each sequential algorithm.
+
+    Args:
+        run: runs a model, see :meth:`SharedPrefix.run`.
+        native_model: the model in its own types.
+        inputs: its inputs.
+        recorder: the visitor of the exact run.
+        visitor: the visitor of runs in the model's own types.
+        run_bytes: the bytes of the intermediate results of one run.
+    """
+    short_products = recorder.short_multiplications <= _MAX_SHORT_MULTIPLICATIONS
+    in_single = visitor is not compute_only
+    adding_sites = {
+        index: site
+        for index, site in enumerate(recorder.sites)
+        if has_long_sums(site)
+        and (short_products or not is_short_product(site))
+        # If a model accumulates sums in a 16-bit type, sequential sums in float32 are irrelevant.
+        and (site.roundoff <= SINGLE_ROUNDOFF or in_single)
     }
-    if not operators.isdisjoint(MEANS):
-        algorithms["of scaled terms"] = sequential_sums(scaled=True)
-        algorithms["updated"] = sequential_sums(updated=True)
-        algorithms["updated from the last term"] = sequential_sums(updated=True, from_last=True)
-    if not operators.isdisjoint(OPERATORS):
+    algorithms = _sequential_algorithms(
+        {site.op_type for site in adding_sites.values()}, short_products=short_products
+    )
+
+    def outputs(names: Sequence[str]) -> list[Any]:
+        def visit(
+            node: Any, compute: Compute, operands: Sequence[Any], index: int
+        ) -> Sequence[Any]:
+            site = adding_sites.get(index)
+            if not in_single and (site is None or site.op_type != node.op_type):
+                return compute_stacked(node, compute, operands, len(names))
+            results = []
+            for place, name in enumerate(names):
+                with algorithms[name]():
+                    values = [value_of_run(operand, place) for operand in operands]
+                    results.append(visitor(node, compute, values, index))
+            return stacked_outputs(results) if len(names) > 1 else results[0]
+
+        return run(tuple(names), native_model, inputs, lambda: visit)[0]
+
+    names = [*algorithms]
+    return outputs_of_runs(
+        lambda runs: outputs([names[place] for place in runs]), len(names), run_bytes
+    )
+
+
+def _sequential_algorithms(
+    operators: Collection[str], *, short_products: bool
+) -> dict[str, Callable[[], AbstractContextManager[None]]]:
+    """Return algorithms that add sequentially, by name.
+
+    Each value returns a context manager that replaces the sums of NumPy.
+
+    Args:
+        operators: the operators of the nodes with long sums; no algorithm is returned for none.
+        short_products: whether products whose sums are short are computed sequentially.
+    """
+    if not operators:
+        return {}
+    in_order = partial(sequential_sums, short_products=short_products)
+    algorithms: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "from the first term": in_order,
+        "from the last term": partial(in_order, from_last=True),
+    }
+    if not MEANS.isdisjoint(operators):
+        algorithms["of scaled terms"] = partial(in_order, scaled=True)
+        algorithms["updated"] = partial(in_order, updated=True)
+        algorithms["updated from the last term"] = partial(in_order, updated=True, from_last=True)
+    if not OPERATORS.isdisjoint(operators):
         blocks = in_one_pass(of_logarithms="ReduceLogSumExp" in operators)
         algorithms |= {f"in one pass, {place}": block for place, block in enumerate(blocks)}
     return algorithms

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -92,8 +93,8 @@ def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[N
     return replaced((sys.modules[__name__], "summed", moved))
 
 
-def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
-    """Return context managers that replace :func:`summed` by algorithms that need one pass.
+def in_one_pass(*, of_logarithms: bool) -> list[Callable[[], AbstractContextManager[None]]]:
+    """Return functions whose context managers replace :func:`summed` by one-pass algorithms.
 
     Args:
         of_logarithms: whether to include an algorithm for nodes that return logarithms of the sums.
@@ -101,4 +102,4 @@ def in_one_pass(*, of_logarithms: bool) -> list[AbstractContextManager[None]]:
     module: Any = sys.modules[__name__]
     without_log1p = [_logarithmic_without_log1p] if of_logarithms else []
     algorithms = (_online, _logarithmic, *without_log1p)
-    return [replaced((module, "summed", algorithm)) for algorithm in algorithms]
+    return [partial(replaced, (module, "summed", algorithm)) for algorithm in algorithms]

@@ -29,7 +29,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array, describe, total_bytes
-from onnxopt_cli.oracle.evaluator import Compute, Visitor, compute_only
+from onnxopt_cli.oracle.evaluator import SHORT_SUM, Compute, Visitor, compute_only
 from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
 from onnxopt_cli.oracle.rounding.exponentials import SHARES, moved_logarithms
 from onnxopt_cli.oracle.rounding.intermediate_values import (
@@ -132,6 +132,8 @@ _SMALLEST_NORMAL = {
 _VISIBLE = 2.0**60
 # The axes of an image: batch, channel, row and column.
 _IMAGE_RANK = 4
+# Products of two matrices, and the indices of the matrices among the operands.
+_MATRIX_PRODUCTS, _FACTORS = frozenset({"Gemm", "MatMul"}), (0, 1)
 # The indices of the scale and the bias among the operands of a normalization.
 _SCALE_AND_BIAS = (1, 2)
 # The values of the attribute post_transform that select the logistic function. TreeEnsemble uses
@@ -232,6 +234,8 @@ class SiteRecorder:
         self.may_jump = False
         #: The number of bytes of the operands and outputs of the largest node.
         self.largest_node_bytes = 0
+        #: The number of multiplications in all products whose sums are short.
+        self.short_multiplications = 0.0
         self._classes = {} if classes is None else classes
         self._kept_elements = 0
 
@@ -278,6 +282,8 @@ class SiteRecorder:
         self.largest_node_bytes = max(self.largest_node_bytes, node_bytes)
         site = self._site(node, compute, operands, outputs, index)
         self.sites.append(site)
+        if is_short_product(site):
+            self.short_multiplications += site.node_class.terms * np.size(outputs[0])
         if len(self._visited) == 1 and not self._math and 0 < site.roundoff <= SINGLE_ROUNDOFF:
             flushes = not all(map(_is_zero, site.flushed))
             bound = direct_bound(node, site.node_class, compute, operands, outputs[0])
@@ -286,11 +292,13 @@ class SiteRecorder:
 
     def state(self) -> Any:
         """Return the sites of the visited nodes, and the totals over all visited nodes."""
-        return [*self.sites], self.may_jump, self.largest_node_bytes, self._kept_elements
+        totals = self.may_jump, self.largest_node_bytes, self.short_multiplications
+        return [*self.sites], *totals, self._kept_elements
 
     def resume(self, state: Any) -> None:
         """Continue after the nodes that another recorder has visited, given its state."""
-        sites, self.may_jump, self.largest_node_bytes, self._kept_elements = state
+        sites, *totals, self._kept_elements = state
+        self.may_jump, self.largest_node_bytes, self.short_multiplications = totals
         self.sites = [*sites]
 
     def _site(
@@ -536,8 +544,13 @@ class Injector:
         if not site.node_class.moves_operands:
             return moved
         arrays = [*map(array_of, operands)]
-        for place in movable_operands(node.op_type, arrays):
+        places = movable_operands(node.op_type, arrays)
+        moves_factors = node.op_type in _MATRIX_PRODUCTS and {*_FACTORS} <= {*places}
+        for place in places:
             operand = arrays[place]
+            if moves_factors and place == _FACTORS[1]:
+                # The first factor is moved by the roundings of both factors.
+                continue
             # A scale or bias of 16 bits is perturbed by a rounding of its own type. Operands that
             # are accumulated in float32 are perturbed by roundings of float32.
             parameter = kind is NodeKind.NORMALIZE and place in _SCALE_AND_BIAS
@@ -560,10 +573,29 @@ class Injector:
                 moved[place] = Stacked(operand + errors)
             elif kind is not NodeKind.SELECT:
                 errors += 1
+                if moves_factors and place == _FACTORS[0]:
+                    errors *= 1 + operand_roundoff * self._roundings_of_rows(node, operands[place])
                 moved[place] = Stacked(
                     np.asarray(np.multiply(operand, errors, out=_reused(errors, operand)))
                 )
         return moved
+
+    def _roundings_of_rows(self, node: Any, factor: Any) -> Array:
+        """Return the next roundings of the rows of the second factor of a matrix product.
+
+        In each run, all elements of a row have the same rounding. Moving a row has the same effect
+        on the product as moving a column of the first factor. The roundings are returned in a shape
+        that broadcasts with the first factor.
+
+        Args:
+            node: a ``Gemm`` or ``MatMul``, as the evaluator prepares it.
+            factor: the first factor.
+        """
+        transposed = any(item.name == "transA" and item.i for item in node.onnx_node.attribute)
+        # The terms of a sum lie along this axis of the first factor.
+        axis = 0 if transposed else len(factor.shape) - 1
+        lengths = [size if place == axis else 1 for place, size in enumerate(factor.shape)]
+        return self._roundings(value_of_run(factor, 0)[tuple(map(slice, lengths))])
 
     def _offset_errors(
         self, node: Any, weights: Array, offsets: Array, site: RoundingSite
@@ -696,6 +728,11 @@ def has_long_sums(site: RoundingSite) -> bool:
     Sums of 16-bit operands are accumulated in float32, and their error is in roundings of float32.
     """
     return bool(site.roundoff) and sum_roundings(site.node_class.terms) > 1
+
+
+def is_short_product(site: RoundingSite) -> bool:
+    """Return whether a node computes products whose sums have at most ``SHORT_SUM`` terms."""
+    return site.op_type in PRODUCTS and site.node_class.terms <= SHORT_SUM
 
 
 def _flushed_scale(

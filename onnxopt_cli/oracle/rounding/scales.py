@@ -363,7 +363,9 @@ class PartialSums:
 
     def __init__(self) -> None:
         self.total: Any = 0.0
-        self._terms, self._variance = 0, np.zeros(())
+        self._terms = 0
+        self._variance: Array = np.zeros(())
+        self._squares: Array = self._variance
 
     def add(self, block: Array, terms: int) -> None:
         """Add the next block of terms to each sum.
@@ -377,10 +379,11 @@ class PartialSums:
         block += self.total
         self.total = block
         self._terms += terms
-        squares = np.square(block)
-        squares *= terms
-        squares += self._variance
-        self._variance = squares
+        if self._variance.shape != block.shape:
+            self._variance, self._squares = np.zeros(block.shape), np.empty_like(block)
+        np.multiply(block, block, out=self._squares)
+        self._squares *= terms
+        self._variance += self._squares
 
     @property
     def scale(self) -> Array:

@@ -479,8 +479,7 @@ def _axis_of(node: Any) -> int:
 def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: float) -> float:
     """Return a lower bound of the magnitudes of all terms that are not zero."""
     smallest = sorted(
-        float(np.min(size, initial=np.inf, where=size > 0))
-        for size in (np.abs(operand) for operand in operands if is_wide(operand))
+        _smallest_magnitude(np.abs(operand)) for operand in operands if is_wide(operand)
     )
     if power > 1 or not smallest:
         return float(np.float64(smallest[0]) ** power) if smallest else np.inf
@@ -488,3 +487,12 @@ def _smallest_term(kind: NodeKind, operands: Sequence[Any], power: float) -> flo
         return smallest[0] * _LEAST_WEIGHT
     # A term may be a product of operands, or a single operand such as the bias of a convolution.
     return min(smallest[0], smallest[0] * min([*smallest[1:], 1.0]))
+
+
+def _smallest_magnitude(magnitudes: Array) -> float:
+    """Return the smallest magnitude that is not zero; infinity without such a magnitude."""
+    smallest = float(np.min(magnitudes, initial=np.inf))
+    if smallest > 0:
+        return smallest
+    # A minimum over selected elements takes longer.
+    return float(np.min(magnitudes, initial=np.inf, where=magnitudes > 0))
