@@ -20,6 +20,7 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import all_nodes
 from onnxopt_cli.oracle.corrections.contested import questions_at
 from onnxopt_cli.oracle.corrections.corrected_reference import INTERPOLATING
+from onnxopt_cli.oracle.estimate.activation_limits import outputs_at_limits
 from onnxopt_cli.oracle.estimate.conditioned_outputs import FINER, Evaluation, may_have_jumped
 from onnxopt_cli.oracle.estimate.reference_values import NoReferenceError
 from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
@@ -238,7 +239,10 @@ def evaluate_model(
         roundoff = recorder.sites[0].roundoff
         evaluations[0].direct_bound = roundoff * recorder.direct_bound
     events = range_events | first_run.special_events
-    out_of_range = _out_of_range_outputs(native_model, inputs, native, events, visitor)
+    out_of_range = [
+        *_out_of_range_outputs(native_model, inputs, native, events, visitor),
+        *outputs_at_limits(model, inputs, native),
+    ]
     if _REORDERED in events:
         visitors = [_overflowing(visitor, recorder.sites, special) for special in _SPECIALS]
         reordered = [native_model.run(inputs, overflowing) for overflowing in visitors]

@@ -1,0 +1,65 @@
+"""Activations of infinities that are limits.
+
+``x * sigmoid(x)`` is NaN at -infinity, because it multiplies an infinity by 0. The limit of the
+function is 0. The specification defines activations for real numbers, so both results are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxopt_cli.core.values import Array, Value
+from onnxopt_cli.operators.nodes import all_nodes
+from onnxopt_cli.oracle.evaluator import ReferenceModel
+from onnxopt_cli.oracle.widen import largest_finite
+
+# Activations whose formulas are NaN at an infinity of their first operand, although they have a
+# finite limit. The largest finite numbers yield the limit.
+_ACTIVATIONS = frozenset({"Gelu", "HardSwish", "Mish", "Softsign", "SwiGLU", "Swish"})
+_CONVOLUTION = "CausalConvWithState"
+
+
+def outputs_at_limits(
+    model: onnx.ModelProto, inputs: Mapping[str, Value], native: Sequence[Any]
+) -> list[list[Any]]:
+    """Return the outputs of an activation in which infinities yield limits instead of NaN.
+
+    Args:
+        model: the model.
+        inputs: its inputs.
+        native: its outputs in its own types.
+
+    Returns:
+        A list of the outputs; an empty list if the model does not consist of one activation, or if
+        no element of its first output is NaN.
+    """
+    nodes = [*all_nodes(model)]
+    if len(nodes) != 1 or nodes[0].op_type not in {*_ACTIVATIONS, _CONVOLUTION}:
+        return []
+    (node,) = nodes
+    is_nan = np.isnan(native[0])
+    if not is_nan.any():
+        return []
+    if node.op_type in _ACTIVATIONS:
+        x = inputs.get(node.input[0])
+        if not isinstance(x, np.ndarray):
+            return []
+        largest = np.asarray(largest_finite(x.dtype), x.dtype)
+        finite = np.where(np.isinf(x), np.copysign(largest, x), x)
+        limits = _first_output(model, {**inputs, node.input[0]: finite})
+    else:
+        plain = onnx.ModelProto()
+        plain.CopyFrom(model)
+        del plain.graph.node[0].attribute[:]
+        sums = _first_output(plain, inputs)
+        limits = np.where(np.isneginf(sums), np.zeros((), sums.dtype), sums)
+    return [[np.where(is_nan, limits, native[0]), *native[1:]]]
+
+
+def _first_output(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Array:
+    with np.errstate(all="ignore"):
+        return np.asarray(ReferenceModel(model).run(inputs)[0])
