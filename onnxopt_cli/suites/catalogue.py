@@ -98,7 +98,7 @@ def suites() -> dict[str, Suite]:
     names = dict.fromkeys(operator.suite_name for operator in registry().operators)
     return {
         "spec": Suite("the examples of the operators' documentation", published, "1"),
-        **{suite: Suite(about, partial(_of_suite, suite), "14") for suite in names},
+        **{suite: Suite(about, partial(_of_suite, suite), "15") for suite in names},
         "trajectories": Suite("many steps, in which errors accumulate", trajectories, "1"),
         "pairwise": Suite("pairs of dimensions of the input space", _all_pairwise, "7"),
         "large": Suite("tensor sizes around those of large blocks", _all_large, "5"),

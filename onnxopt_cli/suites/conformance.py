@@ -100,6 +100,7 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
         partial(special_values, author, thorough=False),
         partial(far_rank_templates, author),
         partial(slots, author, thorough=False),
+        partial(each, author.joint_extremes),
     )
     return [template for section in sections for template in section()]
 
@@ -574,6 +575,25 @@ class _ConformanceTemplates(Author):
         tiny = {tensor: 1e-12 * self.tensor(tensor, 0, (4,)) for tensor in self.operator.tensors}
         least = {name: self.within(name, 0) for name in self.limits}
         yield make("all_tiny", about, changed=least, tensors=tiny, rate_value=rate)
+
+    def joint_extremes(self) -> Iterator[CaseTemplate]:
+        """Yield a small R beside large tensors, and negative attributes of several tensors."""
+        make = partial(self.template, turn=False)
+        if self.rate:
+            scaled = self.judged(self.combined((1e-10, 1, 1e10)))
+            for word, value in (("small", 1.0000047e-4), ("tiny", 1.0000047e-6)):
+                about = (
+                    f"{self.rate} = {value:g}, tensors small and large: detects rounding to zero."
+                )
+                yield make(f"{self.rate}_{word}", about, rate_value=value, tensors=scaled)
+        if self.unlimited:
+            about = (
+                "Every attribute negative, tensors of three shapes: detects a sign that is lost "
+                "beside other tensors."
+            )
+            changed = self.all_unlimited(-0.5)
+            shapes: Shapes = [(3,), (2, 2), (4,)]
+            yield make("all_negative_three_tensors", about, changed=changed, shapes=shapes)
 
     def of_shapes(self, name: str, about: str, shapes: Shapes) -> CaseTemplate:
         """Return a template with tensors of the given shapes; large tensors are random."""
