@@ -141,6 +141,38 @@ def test_nan_is_found_among_the_keys():
     assert problem.stored["Y"][missing].tolist() == ["q"]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint32"])
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_shifts_by_all_bits_leave_no_bit(dtype, direction):
+    problem = draw_boundary("BitShift", f"all_bits_out_{dtype}_{direction}").problem
+    # Only the last number is shifted by fewer bits than it has.
+    expected = [0, 0, 0, 2 if direction == "left" else 0]
+    assert problem.stored["Z"].tolist() == expected
+
+
+@pytest.mark.parametrize("operator", ["RNN", "GRU", "LSTM"])
+def test_a_missing_weight_changes_only_its_unit(operator):
+    problem = draw_boundary(operator, "exceptional_weights").problem
+    missing = np.isnan(problem.stored["Y_h"]).ravel()
+    assert missing.tolist() == [True, False, True, False, True, False, False]
+
+
+def test_a_loss_ignores_the_first_class():
+    problem = draw_boundary("NegativeLogLikelihoodLoss", "ignored_first_class").problem
+    scores, targets = problem.inputs["input"], problem.inputs["target"]
+    places = np.argwhere(targets != 0)
+    chosen = [scores[batch, targets[batch, place], place] for batch, place in places]
+    np.testing.assert_allclose(problem.stored["loss"], -np.mean(chosen), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("axis", "count"), [(-1, 3), (-2, 2)])
+def test_a_cube_is_split_along_a_negative_axis(axis, count):
+    problem = draw_boundary("Split", f"cube_axis_{-axis}_from_end_{count}_parts").problem
+    expected = np.array_split(problem.inputs["input"], count, axis)
+    for part, stored in zip(expected, problem.stored.values(), strict=True):
+        np.testing.assert_array_equal(stored, part)
+
+
 LARGE = [(operator, name) for operator, name, _ in boundary_integers()]
 SQUARES = [
     *(("ReduceL2", "squares_int64"), ("ReduceMean", "large_int64")),

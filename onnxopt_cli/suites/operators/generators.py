@@ -12,12 +12,15 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.boundaries.boundary_attributes import boundary_attributes
+from onnxopt_cli.suites.operators.boundaries.boundary_elements import boundary_elements
 from onnxopt_cli.suites.operators.boundaries.boundary_extents import boundary_extents
 from onnxopt_cli.suites.operators.boundaries.boundary_forms import boundary_forms
 from onnxopt_cli.suites.operators.boundaries.boundary_graphs import boundary_graphs
 from onnxopt_cli.suites.operators.boundaries.boundary_grids import boundary_grids
 from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
 from onnxopt_cli.suites.operators.boundaries.boundary_limits import boundary_limits
+from onnxopt_cli.suites.operators.boundaries.boundary_operands import boundary_operands
+from onnxopt_cli.suites.operators.boundaries.boundary_options import boundary_options
 from onnxopt_cli.suites.operators.boundaries.boundary_ranks import boundary_ranks
 from onnxopt_cli.suites.operators.boundaries.boundary_shapes import boundary_shapes
 from onnxopt_cli.suites.operators.boundaries.boundary_sums import boundary_sums
@@ -125,7 +128,8 @@ def _boundaries_by_version() -> Mapping[tuple[str, int], Mapping[str, Callable[[
         *(boundary_values(), boundary_shapes(), boundary_grids(), boundary_types()),
         *(boundary_limits(), boundary_integers(), boundary_forms()),
         *(boundary_attributes(), boundary_sums(), boundary_ranks(), boundary_graphs()),
-        *(boundary_extents(), boundary_trees()),
+        *(boundary_extents(), boundary_trees(), boundary_operands(), boundary_elements()),
+        boundary_options(),
         directed_draws(GENERATORS),
     )
     by_version: dict[tuple[str, int], dict[str, Callable[[NodeDraft], None]]] = {}

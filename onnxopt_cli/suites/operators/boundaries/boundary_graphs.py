@@ -21,6 +21,7 @@ _VECTORS: Mapping[str, Array] = {
     "int64": np.array([2**40 + 1, 300], np.int64),
     "uint8": np.array([200, 3], np.uint8),
     "float64": np.array([1 / 3, 1e300]),
+    "float32": np.array([np.nan, np.inf], np.float32),
     "bool": np.array([True, False]),
 }
 
@@ -114,7 +115,6 @@ def _loops() -> Iterator[tuple[str, str, Generator]]:
         yield "Loop", f"copied_{dtype}", copied
     cubes = [distinct(3), distinct(3, 3), distinct(1), distinct(2)]
     yield "Loop", "four_states", _loop(np.array(8), *cubes)
-    yield "Loop", "negative_trips", _loop(np.array(-3), cubes[0])
     inputs = [
         *(_declared("iteration", number), _declared("go", flag)),
         _declared("state", cubes[0]),
@@ -128,8 +128,10 @@ def _loops() -> Iterator[tuple[str, str, Generator]]:
         for name, result in (("go", "goes_on"), ("state", "kept"), ("iteration", "scanned"))
     ]
     body = helper.make_graph(nodes, "body", inputs, outputs)
-    scanned = fixed_node(number, flag, cubes[0], body=body, outputs=2)
-    yield "Loop", "no_trips_scanned_scalar", scanned
+    for stem, trips in (("no", 0), ("negative", -3), ("eight", 8)):
+        scanned = fixed_node(np.array(trips), flag, cubes[0], body=body, outputs=2)
+        yield "Loop", f"{stem}_trips_scanned_scalar", scanned
+    yield "Loop", "zero_state", _loop(np.array(2), np.zeros(2, np.float32))
 
 
 def _loop(trips: Array, *states: Array) -> Generator:

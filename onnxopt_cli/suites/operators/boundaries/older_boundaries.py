@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
@@ -41,3 +42,23 @@ def older_boundaries() -> Iterator[tuple[str, int, str, Generator]]:
         version = 11 if name == "Sum" else 13
         reduction = fixed_node(distinct(2, 3) + 10, axes=[], keepdims=0)
         yield f"Reduce{name}", version, "no_axes", reduction
+    # Before version 11, an omitted bound of Clip is the largest finite float32.
+    for dtype, largest in (("float32", 3e38), ("float64", 5e38)):
+        x = np.array([largest, 1e38, -1e38, -largest, 0.5], DTYPES[dtype])
+        yield "Clip", 6, f"no_bounds_{dtype}", fixed_node(x)
+    # Before version 14, training is not an attribute; the means are not called input_mean.
+    means, variances = (np.array(row, np.float32) for row in ((8, 0, -9, np.inf), (1, 0, 2, 0.5)))
+    scales, shifts = (np.array(row, np.float32) for row in ((1, 2, 0.5, -1), (0, 1, -1, 0.5)))
+    far = fixed_node(distinct(2, 4, 3), scales, shifts, means, variances, epsilon=0.01)
+    yield "BatchNormalization", 7, "far_means", far
+    wide = np.array([1.5, 1e30, -500.0, 0.1], np.float32)
+    yield "Cast", 19, "unsaturated", fixed_node(wide, to=TensorProto.FLOAT8E4M3FN, saturate=0)
+    between = np.array([1.5, 3.0, 0.3, 1e30], np.float32)
+    nearest = fixed_node(between, to=TensorProto.FLOAT8E8M0, round_mode="nearest")
+    yield "Cast", 24, "nearest_power", nearest
+    # Since version 7, a slope of one axis belongs to the last axis.
+    yield "PRelu", 7, "slope_of_last_axis", fixed_node(distinct(2, 3, 3), distinct(3) / 2)
+    image = distinct(1, 1, 2, 3)
+    for stem, factors in (("far", (7.5, 1.0)), ("fine", (1.5001, 1.0))):
+        factors_of_axes = np.array([1, 1, *factors], np.float32)
+        yield "Upsample", 9, stem, fixed_node(image, factors_of_axes, mode="linear")
