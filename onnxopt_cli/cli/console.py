@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 _WORD = re.compile(r"\S+")
-_SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
+# A word of a shell command, or an option with its value.
+_SHELL_WORD = re.compile(
+    r"""(?:--?[a-z][-a-z]*\ (?!-))?(?:'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""", re.VERBOSE
+)
 # The end of a line of a command that continues in the next line.
 _CONTINUED = " \\"
 #: Seconds between progress lines, which replace the bar if the stream is not a terminal.

@@ -8,7 +8,7 @@ import click
 
 from onnxopt_cli.cli.console import note, show_step, stdout
 from onnxopt_cli.cli.shared_options import option_of
-from onnxopt_cli.config.run_config import Judging, ModelInputs, RunConfig
+from onnxopt_cli.config.run_config import EXPLAIN_TIME_DEFAULTS, Judging, ModelInputs, RunConfig
 from onnxopt_cli.core.text import printable
 
 
@@ -19,8 +19,8 @@ from onnxopt_cli.core.text import printable
 @option_of(
     RunConfig,
     "explain_time",
-    "Time limit of each part of the search.  "
-    "[default: 5; more after a long run, or for operators without a formula]",
+    "Limit of each search: for known mistakes, for other causes, and for causes in operators "
+    f"without a formula. Counts processor time.  {EXPLAIN_TIME_DEFAULTS}",
 )
 def command(saved: Path, explain_time: float | None) -> int:
     """Find the causes of the failures of a saved run.
@@ -39,15 +39,17 @@ def command(saved: Path, explain_time: float | None) -> int:
     from onnxopt_cli.report.terminal import explanation_lines
     from onnxopt_cli.suites.collect import find_again
 
-    record = read_saved_run(saved)
+    with show_step("reading the saved run"):
+        record = read_saved_run(saved)
     failing_results = [result for result in record.results if result.failing]
     if not failing_results:
         click.echo("no failing case to explain")
         return 0
-    cases = find_again(
-        {result.case: result.location for result in record.results},
-        ModelInputs.from_json(record.options),
-    )
+    with show_step("reading the cases"):
+        cases = find_again(
+            {result.case: result.location for result in record.results},
+            ModelInputs.from_json(record.options),
+        )
     places = {
         result.case: result.location for result in failing_results if result.case not in OUTSIDE_IDS
     }
@@ -66,8 +68,8 @@ def command(saved: Path, explain_time: float | None) -> int:
         )
     if not explanations:
         stdout().print_wrapped(
-            "no failure can be explained: onnxopt explains wrong outputs of models with a single "
-            "node; for an operator without a formula, a saved run needs several failing cases"
+            "no cause found: onnxopt explains failures of single nodes, and onnxopt explain, "
+            "unlike onnxopt run, cannot try further inputs on the backend"
         )
     for line in explanation_lines(explanations):
         stdout().print_wrapped(line)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from onnxopt_cli.cli.console import stdout
+from onnxopt_cli.cli.console import show_step, stdout
 from onnxopt_cli.cli.shared_options import (
     PATH,
     option,
@@ -72,8 +72,9 @@ def render(saved: Path, reports: tuple[str, ...], baseline: Path | None) -> int:
 
     requests = parse_reports(reports)
     require_apart(requests, [saved, *filter(None, [baseline])])
-    view = RunView(read_saved_run(saved), read_saved_run(baseline) if baseline else None)
-    write_all(partial(write_report, form, path, view) for form, path in requests)
+    with show_step("rendering the saved run"):
+        view = RunView(read_saved_run(saved), read_saved_run(baseline) if baseline else None)
+        write_all(partial(write_report, form, path, view) for form, path in requests)
     return 0
 
 
@@ -96,7 +97,8 @@ def merge(logs: tuple[Path, ...], output: Path) -> int:
     from onnxopt_cli.report.view.run_view import RunView
 
     require_writable_file("-o", output)
-    record = api.merge_logs(logs, output)
+    with show_step("merging the logs"):
+        record = api.merge_logs(logs, output)
     seconds = sum(result.seconds for result in record.results)
     for line in terminal.verdict(RunView(record), seconds):
         stdout().print_wrapped(line)
@@ -139,8 +141,9 @@ def diff(
     )
     from onnxopt_cli.report.view.verdict import run_verdict
 
-    before = [*map(read_saved_run, (old, *old_again))]
-    after = [*map(read_saved_run, (new, *new_again))]
+    with show_step("reading the saved runs"):
+        before = [*map(read_saved_run, (old, *old_again))]
+        after = [*map(read_saved_run, (new, *new_again))]
     if not have_common_results(before[0], after[0]):
         files = " and ".join(printable(str(path)) for path in (old, new))
         raise NothingSelected(

@@ -10,7 +10,12 @@ import click
 from onnxopt_cli.cli.console import note, show_progress, stdout, tell_problems
 from onnxopt_cli.cli.environment import silence_output
 from onnxopt_cli.cli.shared_options import PATH, opened_cluster, option, option_of, options_of
-from onnxopt_cli.config.run_config import ClusterConfig, Execution, RunConfig
+from onnxopt_cli.config.run_config import (
+    EXPLAIN_TIME_DEFAULTS,
+    ClusterConfig,
+    Execution,
+    RunConfig,
+)
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.errors import BackendUnavailable, InvalidCase, UsageError
 from onnxopt_cli.workers.interruption import interruptible
@@ -32,8 +37,8 @@ from onnxopt_cli.workers.interruption import interruptible
 @option_of(
     RunConfig,
     "explain_time",
-    "Time limit of each part of the search for causes in each run; 0 for no search.  "
-    "[default: 5; more after a long run, or for operators without a formula]",
+    "Limit of each search for causes in each run; 0 for no search. Counts the processor time of "
+    f"the search and the time of the backends.  {EXPLAIN_TIME_DEFAULTS}",
 )
 @options_of(ClusterConfig)
 def command(

@@ -31,6 +31,11 @@ from onnxopt_cli.errors import UsageError
 
 #: The default ratio of a derived tolerance to the error bound.
 FACTOR = 4.0
+#: Describes the default limits of the searches for causes, for the help of ``--explain-time``.
+EXPLAIN_TIME_DEFAULTS = (
+    "[default: 5 or a fifth of the run for known mistakes; 8 for each operator for other causes; "
+    "60 for each operator without a formula, 120 for all of them]"
+)
 #: The report formats. For each format, the module in ``report/``, which is imported on first use,
 #: and the function of this module that renders a run.
 REPORT_FORMATS = {
@@ -569,9 +574,10 @@ class RunConfig(Settings):
     explain_time: float | None = setting(
         None,
         "--explain-time SECONDS",
-        "Time limit of each search: for known mistakes, for other causes, for causes in operators "
-        "without a formula, and for the first wrong node.  "
-        "[default: 5; more after a long run, or for operators without a formula]",
+        "Limit of each search: for known mistakes, for other causes, for causes in operators "
+        "without a formula, and for the first wrong node. Counts the processor time of the search "
+        f"and the time of the backends.  {EXPLAIN_TIME_DEFAULTS[:-1]}; 10 for the first wrong "
+        "node]",
         Number(most=1e6),
         may_differ=True,
     )

@@ -354,6 +354,16 @@ def test_step_of_a_search_is_printed_without_a_terminal(monkeypatch, capsys):
     assert capsys.readouterr().err == "explaining Add\n"
 
 
+@pytest.mark.parametrize(
+    "command", ["explain", "report render --report json=new.json", "report diff run.jsonl"]
+)
+def test_commands_on_saved_runs_show_progress_on_a_terminal(demo, onnxopt, monkeypatch, command):
+    onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND, "--log", "run.jsonl")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert "ing the saved run" in onnxopt(*command.split(), "run.jsonl").err
+
+
 def test_run_prints_progress_without_a_terminal(demo, onnxopt, monkeypatch):
     assert onnxopt("run", "demo.yaml", *IN_PROCESS, *OFF_BACKEND).err == ""
     monkeypatch.setattr(console, "TELL_SECONDS", 0.0)

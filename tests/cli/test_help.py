@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
+from onnxopt_cli.analysis.explanation.explain import QUERY_SECONDS, least_seconds
+from onnxopt_cli.analysis.explanation.explain_nodes import OPERATOR_LIMIT
 from onnxopt_cli.cli import console, group
 
 
@@ -33,6 +35,15 @@ def test_help_has_an_example_and_fits_80_columns(onnxopt, monkeypatch, words, op
     assert any(example.startswith(" ".join(["onnxopt", *words])) for example in examples)
     # The name of the argument occurs only in the usage line.
     assert answer.out.count("[PATH|SUITE|ID]...") <= 1
+
+
+@pytest.mark.parametrize("command", ["run", "explain", "scoreboard"])
+def test_help_states_the_time_limits_of_explanations(onnxopt, command):
+    answer = onnxopt(command, "--help")
+    assert f"default: {least_seconds(0):g} or a fifth of the run for known mistakes" in answer.out
+    assert f"; {QUERY_SECONDS:g} for each operator for other causes" in answer.out
+    limit = OPERATOR_LIMIT.seconds
+    assert f"; {limit:g} for each operator without a formula, {2 * limit:g} for all" in answer.out
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
