@@ -57,7 +57,26 @@ def main(
         runner: the runner's process id.
         memory: limit of the worker's memory in bytes, or 0.
         folder: the folder for temporary files; created here.
+
+    If a system call fails, the worker prints the reason and exits with 1.
     """
+    try:
+        _run(channel, input_file, output_file, runner, memory, folder)
+    except Exception as error:
+        from onnxopt_cli.core.text import exception_text
+        from onnxopt_cli.errors import is_debugging
+
+        if is_debugging():
+            raise
+        # The backend may have replaced or closed sys.stderr.
+        with suppress(OSError):
+            os.write(2, f"{exception_text(error)}\n".encode())
+        sys.exit(1)
+
+
+def _run(
+    channel: int, input_file: int, output_file: int, runner: int, memory: int, folder: str
+) -> None:
     _fork_supervisor(runner, channel, folder)
     limit_memory(memory)
     # The runner handles Ctrl-C, and a backend that interrupts its own main thread must not end the
@@ -69,8 +88,12 @@ def main(
         if descriptor >= 0:
             # Processes that the backend starts must not inherit the descriptor.
             os.set_inheritable(descriptor, False)
-    # EOFError: the runner has ended, or has closed the channel.
-    with socket.socket(fileno=channel) as connection, suppress(EOFError):
+    # With the family and type, Python does not ask the system for them, which a container's filter
+    # may forbid. EOFError: the runner has ended, or has closed the channel.
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, channel) as connection,
+        suppress(EOFError),
+    ):
         _serve(connection, input_file, output_file)
 
 

@@ -120,7 +120,7 @@ CALLS = {
     "utimensat": 280, "rename": 82, "chmod": 90, "fchmod": 91, "mkdir": 83, "unlink": 87,
     "unlinkat": 263, "rmdir": 84, "poll": 7, "epoll_wait": 232, "umask": 95, "sendmsg": 46,
     "sched_getscheduler": 145, "getpriority": 140, "pidfd_send_signal": 424, "kcmp": 312,
-    "sigaltstack": 131,
+    "sigaltstack": 131, "getsockopt": 55, "recvfrom": 45,
 }  # fmt: skip
 #: True if the machine has these numbers of system calls and can filter system calls.
 AVAILABLE = sys.platform == "linux" and platform.machine() == "x86_64"
