@@ -7,17 +7,20 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from onnx import defs
 from places import PLUGINS
 
 import onnxopt_cli
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.cases.tensors.declared import too_large
+from onnxopt_cli.cases.yaml.yaml_syntax import MAX_NODES
 from onnxopt_cli.config.run_config import Execution, Isolation
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.suites.catalogue import suite_files
 from onnxopt_cli.suites.operators import operator_suite
 from onnxopt_cli.suites.operators.boundaries.boundary_integers import boundary_integers
+from onnxopt_cli.suites.operators.boundaries.older_boundaries import older_boundaries
 from onnxopt_cli.suites.operators.generators import (
     FAMILIES,
     GENERATORS,
@@ -374,6 +377,31 @@ def test_every_operator_is_generated_or_stated_as_not_covered():
     assert set(selected_seeds()) <= set(OPERATORS)
     assert set(OPERATORS).isdisjoint(stated)
     assert {*OPERATORS, *stated} == names
+
+
+@pytest.mark.parametrize(
+    "names", [("OneHot",), pytest.param(OPERATORS, marks=pytest.mark.slow)], ids=["most", "all"]
+)
+def test_written_case_files_are_within_the_limit_of_values(monkeypatch, names):
+    seeds = {name: seeds for name, seeds in selected_seeds().items() if name in names}
+    monkeypatch.setattr(operator_suite, "selected_seeds", lambda: seeds)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    values = (yaml.ScalarEvent, yaml.SequenceStartEvent, yaml.MappingStartEvent)
+    counts = {
+        path: sum(isinstance(event, values) for event in yaml.parse(text, Loader=loader))
+        for path, text in suite_files("operators").files.items()
+        if path.endswith(".yaml")
+    }
+    assert len(counts) == len(seeds)
+    assert {path: count for path, count in counts.items() if count > MAX_NODES} == {}
+
+
+def test_nodes_at_older_boundaries_have_an_existing_version():
+    versions = {(operator, version) for operator, version, _, _ in older_boundaries()}
+    generated = {
+        (operator, schema.since_version) for operator, _ in versions for schema in schemas(operator)
+    }
+    assert versions - generated == set()
 
 
 def test_case_in_a_file_equals_the_case_of_the_suite(workplace, monkeypatch):
