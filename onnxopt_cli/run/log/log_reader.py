@@ -319,16 +319,22 @@ class _Rules:
         self._closed.add(key)
 
     def rerun(self, result: Result) -> None:
-        """Check the result of a rerun.
+        """Check the result of a rerun, which has the outcome of the run, and may be flaky.
 
         Raises:
-            ValueError: if the case was not selected for the rerun.
+            ValueError: if the run has no reruns, or the case was not selected for one; or if the
+                outcome is not that of the run.
         """
         key = result.case, result.backend
         self._require_known(key)
         earlier = self._results.get(key)
         if earlier is None or earlier.conforms or earlier.outcome in SETTLED or key in self._rerun:
             raise ValueError(f"unexpected rerun record for {key[0]} on {key[1]}")
+        if not self._header.options.get("rerun"):
+            raise ValueError(f"found a rerun of {key[0]} on {key[1]}, without the option --rerun")
+        if result.outcome is not earlier.outcome:
+            outcomes = f"{result.outcome} instead of {earlier.outcome}"
+            raise ValueError(f"found a rerun of {key[0]} on {key[1]} with the outcome {outcomes}")
         self._require_possible(result)
         self._rerun.add(key)
 

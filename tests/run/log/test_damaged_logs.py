@@ -52,6 +52,7 @@ def passing(record):
     """Return a copy of the record of a result, changed so that the case passes."""
     record = copy.deepcopy(record)
     record["result"] |= PASS | {"flaky": ""}
+    record["result"].pop("content", None)
     return record
 
 
@@ -71,6 +72,14 @@ def other_footer(lines):
 
 DAMAGED_LOGS = {
     "a rerun after the footer": lambda log: [*log, rerun(log)],
+    "a rerun that changes the outcome": lambda log: [
+        *(rerun(log) if line["record"] == "rerun" else line for line in log[:-1]),
+        other_footer(log),
+    ],
+    "a rerun without the option": lambda log: [
+        {**log[0], "options": {**log[0]["options"], "rerun": None}},
+        *log[1:],
+    ],
     "a second footer": lambda log: [*log, other_footer(log)],
     "another footer": lambda log: [*log[:-1], other_footer(log)],
     "a second result": lambda log: [*log[:-1], passing(failing(log)), log[-1]],
