@@ -25,6 +25,7 @@ from onnxopt_cli.analysis.explanation.generated_inputs import (
     changed,
     mixed,
     with_near_values,
+    with_other_numbers,
     with_types,
 )
 from onnxopt_cli.analysis.explanation.required_evidence import supports_wherever
@@ -52,6 +53,8 @@ SUBMITTED_TO_PROVE = 60
 MAX_DRAWN_TO_PROVE = 400
 # Number of failing inputs that are varied in directed ways to refute conditions.
 _DIRECTED_BASES = 2
+# At most _OTHER_NUMBERS variations of each of them have another value of a scalar or an attribute.
+_OTHER_NUMBERS = 16
 # Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
 # A threshold lies in a gap between two known values. The gap is narrow if it is at most _NARROW_GAP
@@ -254,7 +257,8 @@ class ConditionQueries(ConditionFitting):
 
         In some variations, one number is 0 or 1. The number is an operand, an attribute or an
         expected element. Many faults have no effect if the number is 0 or 1, which random inputs
-        rarely contain. The fault must be visible in an element that meets the conditions.
+        rarely contain. In other variations, a scalar or an attribute has another value. The fault
+        must be visible in an element that meets the conditions.
 
         Further variations may refute a known mistake: the operands have another combination of
         types, or special elements are nearly special. If the mistake has no effect on a variation,
@@ -268,6 +272,8 @@ class ConditionQueries(ConditionFitting):
                 for feature, number in product(numbers, (0.0, 1.0))
                 if feature.vary
             ]
+            others = [call for _, _, call in with_other_numbers(base.call)]
+            calls += self._random.sample(others, min(_OTHER_NUMBERS, len(others)))
             if self._mistake:
                 calls += [*with_types(self._random, base.call), *with_near_values(base.call)]
             for call in calls:

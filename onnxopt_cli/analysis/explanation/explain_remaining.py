@@ -13,7 +13,7 @@ no known mistake reproduces, the module tries these causes in order:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +26,11 @@ import numpy as np
 from onnxopt_cli.analysis.explanation.condition_queries import SubmitCall
 from onnxopt_cli.analysis.explanation.failure_conditions import FailureCondition, failure_condition
 from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
-from onnxopt_cli.analysis.explanation.generated_inputs import changed, with_near_values
+from onnxopt_cli.analysis.explanation.generated_inputs import (
+    changed,
+    with_near_values,
+    with_other_numbers,
+)
 from onnxopt_cli.analysis.explanation.required_evidence import supports_change
 from onnxopt_cli.analysis.explanation.samples import Sample, has_common_content, sample
 from onnxopt_cli.config.run_config import Judging
@@ -60,9 +64,16 @@ DRAWN_TO_CONFIRM = 96
 MAX_RIGHT_SHARE = 0.1
 #: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
-#: A mistake is dropped if more than MAX_UNLIKE_NEAR_SHARE of the inputs with nearly special values
-#: contradict it. A few inputs may contradict it because of roundings.
-MAX_UNLIKE_NEAR_SHARE = 0.25
+#: Directed variations of failing inputs have nearly special values, or another value of a scalar or
+#: an attribute. Variations of one kind have nearly special values, or vary the same scalar or
+#: attribute. A mistake is dropped if variations of one kind contradict it: at least MIN_UNLIKE
+#: values, and more than MAX_UNLIKE_SHARE of the values for which the mistake or the backend is
+#: wrong. A few values may contradict it because of roundings, or because the backend has another
+#: fault, too.
+MAX_UNLIKE_SHARE = 0.15
+MIN_UNLIKE = 2
+#: Number of failing cases from which directed variations are derived.
+DIRECTED_CASES = 3
 #: A mistake in rounding is confirmed if the backend's wrong elements are much nearer to the values
 #: of the mistake than to the expected values. The median ratio of the two distances must be at most
 #: MAX_DISTANCE_RATIO.
@@ -140,35 +151,47 @@ def contradicts(
     return (
         counts["right"] > MAX_RIGHT_SHARE * counts.total()
         or counts["alike"] < MIN_ALIKE_SHARE * wrong
-        or _is_unlike_near(mistake, reproduced, cover, submit)
+        or _is_unlike_varied(mistake, reproduced, cover, submit)
     )
 
 
-def _is_unlike_near(
+def _is_unlike_varied(
     mistake: Implementation,
     reproduced: Sequence[Observation],
     cover: Sequence[Implementation],
     submit: SubmitCall,
 ) -> bool:
-    """Return whether a backend differs from a mistake if special values are only nearly special.
+    """Return whether a backend differs from a mistake on directed variations of failing inputs.
 
     For example, a backend that treats all tiny numbers as 0 differs from a mistake in which only 0
-    is treated specially. The backend must be right if the mistake has no effect.
+    is treated specially, and a backend that is wrong only for large T differs from a mistake that
+    does not depend on T. The backend must be right where the mistake has no effect, and only there.
+    Other wrong outputs are not compared, because the backend may also have another fault, such as
+    an ignored attribute.
+
+    The arguments are those of :func:`contradicts`.
     """
-    submitted = unlike = 0
-    for observation in spread(reproduced, REPEATED_CASES):
-        for call in with_near_values(observation.call):
-            returned = submit(call)
+    alike: defaultdict[str, set[float]] = defaultdict(set)
+    unlike: defaultdict[str, set[float]] = defaultdict(set)
+    for observation in spread(reproduced, DIRECTED_CASES):
+        near = enumerate(with_near_values(observation.call))
+        for kind, number, varied in (
+            *(("", place, call) for place, call in near),
+            *with_other_numbers(observation.call),
+        ):
+            returned = submit(varied)
             if returned is None:
                 continue
-            submitted += 1
-            right = [derived_output.branch for derived_output in bound(call)]
-            is_silent = agree(right, mistake.run(call))
-            if agree(right, returned):
-                unlike += not is_silent
-            else:
-                unlike += not any(returns(known_mistake, call, returned) for known_mistake in cover)
-    return unlike > MAX_UNLIKE_NEAR_SHARE * submitted
+            right = [derived_output.branch for derived_output in bound(varied)]
+            is_right, is_silent = agree(right, returned), agree(right, mistake.run(varied))
+            if not is_right and any(returns(known, varied, returned) for known in cover):
+                alike[kind].add(number)
+            elif is_right != is_silent and not returns_where_decided(mistake, varied, returned):
+                unlike[kind].add(number)
+    return any(
+        len(numbers) >= MIN_UNLIKE and len(numbers) > MAX_UNLIKE_SHARE * len(alike[kind] | numbers)
+        for kind, numbers in unlike.items()
+    )
 
 
 def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
@@ -271,7 +294,9 @@ class CauseSearch:
             ]
             if len(cases) < MIN_REPRODUCED_SHARE * len(changes[change]):
                 continue
-            if self._is_confirmed(change, cases, submit):
+            if self._is_confirmed(change, cases, submit) and not _is_unlike_varied(
+                change, cases, [change], submit
+            ):
                 return self._cause_of(change, cases)
             tested += 1
             if tested == MAX_TESTED_CHANGES:

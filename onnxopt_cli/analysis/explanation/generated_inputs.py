@@ -31,6 +31,9 @@ _TENSOR_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 33)
 STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2**24 + 1, 2**31 + 5,
          2**32 + 1, -1, -7)  # fmt: skip
 RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
+# Values that replace those of each scalar or attribute in turn.
+_FEW_STEPS = (0, 1, 2, 10, 1001, 10**6 + 1, 2**31 + 5, -1)
+_FEW_RATES = (0.0, 1.0, -0.5, 1e-3, 0.5, 0.999, 20.0)
 _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
 #: Values that are tried for an attribute. They are fractions of the interval from its lower limit
 #: (0) to its upper limit (1).
@@ -146,6 +149,26 @@ def with_number(call: Call[Array], number: float, name: str) -> Call[Array] | No
             ).groups
     changed_call = replace(call, scalars=tuple(scalars), attributes=attributes, groups=groups)
     return checked(replace(changed_call, omitted=omitted))
+
+
+def with_other_numbers(call: Call[Array]) -> Iterator[tuple[str, float, Call[Array]]]:
+    """Yield copies of a node in which one scalar or one attribute has another value.
+
+    Each copy comes with the name of the scalar or attribute, and with its value.
+    """
+    numbers: dict[str, Sequence[float]] = {}
+    for place, item in enumerate(call.operator.scalars):
+        numbers[item.name] = _FEW_RATES if call.scalars[place].dtype.kind == "f" else _FEW_STEPS
+    for attribute in call.operator.attributes:
+        if attribute.limits:
+            low, high = attribute.limits
+            numbers[attribute.name] = [low + share * (high - low) for share in SHARES]
+        elif not attribute.choices:
+            numbers[attribute.name] = _FEW_RATES
+    for name, values in numbers.items():
+        for number in values:
+            if other := with_number(call, number, name):
+                yield name, number, other
 
 
 def with_near_values(call: Call[Array]) -> Iterator[Call[Array]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from onnxopt_cli.analysis.audit import find_trials
+from onnxopt_cli.analysis.explanation.explain_remaining import _is_unlike_varied
 from onnxopt_cli.analysis.explanation.failure_conditions import _Search, failure_condition
 from onnxopt_cli.analysis.explanation.features import (
     Feature,
@@ -504,6 +505,23 @@ def test_near_values_replace_zeros_and_infinities():
     for each in near:
         assert any((t != old).any() for t, old in zip(each.inputs, call.inputs, strict=True))
         assert not any((t == 0).any() for t in each.inputs)
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_mistake_is_tried_with_other_values_of_each_attribute(is_limited):
+    """A backend has the mistake only if percent is above 50, as in all failing cases."""
+    mistake = named(registry().named("MagnitudePrune"), "mask of nonzero elements")
+
+    def submit(call):
+        is_right = is_limited and min(call.attributes["percent"]) <= 50
+        return evaluate(call) if is_right else mistake.run(call)
+
+    reproduced = [
+        Observation("", call, Expected({}, {}), mistake.run(call))
+        for call, right in suite_calls("MagnitudePrune")
+        if min(call.attributes["percent"]) > 50 and not agree(right, mistake.run(call))
+    ]
+    assert _is_unlike_varied(mistake, reproduced, [mistake], submit) is is_limited
 
 
 def test_values_that_roundings_decide_do_not_contradict_a_mistake():
