@@ -42,6 +42,8 @@ _NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The number of changes is drawn from these numbers if a node must stay near to another node.
 _FEW_CHANGES = (1, 1, 2)
+# The number of directed changes is drawn from these numbers.
+_DIRECTED_COUNTS = (1, 1, 1, 2, 2, 3)
 # Some ways to generate a node use little of a failing node: its number of axes, a type, a single
 # attribute or optional input, or the parameters that a condition names. These ways are called
 # independent.
@@ -62,8 +64,14 @@ _MAX_DIMENSION = 40
 _SPECIAL_VALUES = (0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, np.inf, -np.inf, np.nan, 88.0, -30.0)
 _SCALES = (0.1, 1.0, 1.0, 3.0, 10.0, 50.0)
 _LENGTHS = (1, 2, 3, 4, 5, 7)
+# The number of axes that are inserted in an input is drawn from these numbers.
+_INSERTED_AXES = (1, 1, 2, 4)
+# The largest magnitude of new values of integer attributes.
+_SMALL_INTEGER = 8
 # The number of binary digits of float32.
 _FLOAT32_BITS = 24
+# Integers of any magnitude are drawn with at most this number of binary digits.
+_INTEGER_BITS = 62
 # An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes, sizes or
 # indices.
 _MAX_PARAMETERS = 16
@@ -224,10 +232,11 @@ def neighbours(
       a type, an attribute, an optional input, or the parameters in ``stated``.
     - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
       All failing nodes may have the attribute or input by accident.
-    - If ``is_directed``, many nodes are failing nodes with one of these changes: an axis gets
-      another length, an attribute gets another value, an input gets another type or one more axis,
-      or its values are converted to one class, such as powers of two. All failing nodes may have
-      equal axes or similar values by accident.
+    - If ``is_directed``, many nodes are failing nodes with one or two of these changes: an axis
+      gets another length, an attribute gets another value, an input gets another type, more axes or
+      fewer elements, or its values are replaced by equal values, by values of any magnitude, or by
+      values of one class, such as integers. All failing nodes may have equal axes or similar values
+      by accident.
     - In some nodes, all numbers of an attribute are 0 or 1, all elements of an input are equal, or
       integers have few binary digits. A fault may have no effect on such nodes.
     - The generator of the operator draws the remaining nodes, if the operator has a generator.
@@ -248,7 +257,7 @@ def neighbours(
     versions = schemas(op_type) if op_type in GENERATORS else []
     change_counts = _CHANGE_COUNTS if is_directed else _FEW_CHANGES
     ways = ["failing"] * 9 + ["toggled"] * 6
-    ways += ["directed"] * 30 * is_directed
+    ways += ["directed"] * 80 * is_directed
     if passing:
         ways += ["passing"] * 4 + ["mixed"] * 3 + ["exchanged"] * 3 + ["reshaped"] * 4
         ways += ["converted"] * 2 + ["borrowed"] * 4
@@ -257,7 +266,7 @@ def neighbours(
     with_lists = [node for node in failing if _lists_of_floats(node)]
     with_long_integers = [node for node in failing if _long_integers(node)]
     ways += ["neutral"] * 6 * bool(with_lists) + ["short"] * 4 * bool(with_long_integers)
-    ways += ["constant"] * 2
+    ways += ["constant"] * (8 if is_directed else 2)
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -303,7 +312,7 @@ def _neighbour(
         value = random.uniform(low, high)
         return node.with_attribute(name, value if is_float else round(value))
     if way == "directed":
-        return random.choice(_DIRECTED_CHANGES)(random, node)
+        return _with_changes(random, node, _DIRECTED_CHANGES, _DIRECTED_COUNTS)
     if way == "toggled":
         return _toggled(random, node, [*failing, *passing])
     if way in {"mixed", "exchanged"}:
@@ -318,8 +327,15 @@ def _neighbour(
         node = _with_type_of(random, node, random.choice(failing))
     if way == "reshaped":
         node = _with_rank(random, node, random.choice(failing))
-    for _ in range(random.choice(change_counts)):
-        node = random.choice(_NEIGHBOUR_CHANGES)(random, node)
+    return _with_changes(random, node, _NEIGHBOUR_CHANGES, change_counts)
+
+
+def _with_changes(
+    random: Random, node: BoundNode, changes: Sequence[_Change], counts: Sequence[int]
+) -> BoundNode:
+    """Change a node at random; the number of changes is drawn from ``counts``."""
+    for _ in range(random.choice(counts)):
+        node = random.choice(changes)(random, node)
     return node
 
 
@@ -702,20 +718,50 @@ def _axis(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _rank(random: Random, node: BoundNode) -> BoundNode:
-    """Insert an axis in one input, or in all inputs of its shape; the elements remain similar."""
+    """Insert axes in one input, or in all inputs of its shape; the elements remain similar."""
     places = _tensors(node)
     if not places:
         return node
     chosen = random.choice(places)
     like = node.operand(chosen)
     assert like is not None  # noqa: S101 - the input is a tensor
-    axis, length = random.randint(0, like.ndim), random.choice(_LENGTHS[:3])
-    for place in [chosen] if random.randrange(2) else places:
+    resized_places = [chosen] if random.randrange(2) else places
+    inserted = [
+        (random.randint(0, like.ndim), random.choice(_LENGTHS[:3]))
+        for _ in range(random.choice(_INSERTED_AXES))
+    ]
+    for place in resized_places:
         array = node.operand(place)
         if array is not None and array.shape == like.shape:
-            repeated = np.repeat(np.expand_dims(array, axis), length, axis)
-            node = node.with_operand(place, _similar(random, repeated))
+            for axis, length in inserted:
+                if array.size * length <= _MAX_ELEMENTS:
+                    array = np.repeat(np.expand_dims(array, axis), length, axis)
+            node = node.with_operand(place, _similar(random, array))
     return node
+
+
+def _narrow(random: Random, node: BoundNode) -> BoundNode:
+    """Keep only a part of an input: one index of an axis, or a single element.
+
+    The shapes of the other inputs remain. If inputs are broadcast, each input should have fewer
+    axes or elements than the others in some nodes.
+    """
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.size and array.ndim
+    ]
+    if not places:
+        return node
+    place = random.choice(places)
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    axis = random.randrange(array.ndim)
+    parts = (
+        array.take([0], axis), array[0], array.reshape(-1)[:1], array.reshape(-1)[0],
+        array.reshape(-1)[:1].reshape((1,) * array.ndim),
+    )  # fmt: skip
+    return node.with_operand(place, np.asarray(random.choice(parts), array.dtype))
 
 
 def _similar(random: Random, array: Array) -> Array:
@@ -842,6 +888,24 @@ def _attribute_value(random: Random, node: BoundNode, name: str, kind: str) -> A
     return None
 
 
+def _numbers(random: Random, node: BoundNode) -> BoundNode:
+    """Give an attribute that is a number another value.
+
+    A float is near its old value or near 1. An integer has a small magnitude.
+    """
+    entries = sorted(node.schema.attributes.items())
+    kinds = {name: attribute_type(entry) for name, entry in entries if name not in FLAGS}
+    names = [name for name, kind in kinds.items() if kind in {"INT", "FLOAT"}]
+    if not names:
+        return node
+    name = random.choice(names)
+    if kinds[name] == "INT":
+        return node.with_attribute(name, random.randint(-_SMALL_INTEGER, _SMALL_INTEGER))
+    old = node.attribute(name)
+    base = old if isinstance(old, float) and random.randrange(2) else 1.0
+    return node.with_attribute(name, base * random.uniform(0.8, 1.25))
+
+
 def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[int]:
     ranks = [value.ndim for value in node.operands if isinstance(value, np.ndarray)] or [1]
     rank, spatial = ranks[0], max(1, ranks[0] - 2)
@@ -889,6 +953,74 @@ def _classes(random: Random, node: BoundNode) -> BoundNode:
             # NumPy's functions return scalars for arrays without axes.
             node = node.with_operand(place, np.asarray(convert(array), array.dtype))
     return node
+
+
+def _magnitudes(random: Random, node: BoundNode) -> BoundNode:
+    """Draw new elements of an input from a wide range of magnitudes.
+
+    The elements of floating-point inputs are arbitrary numbers, powers of two, or odd integers with
+    all digits of the type. In some nodes, all of them are powers of two of similar magnitude.
+    Sometimes, only half of the elements are new. Parameters such as lengths remain unchanged.
+    """
+    places = [place for place in _tensors(node) if _has_any_magnitude(node, place)]
+    if not places:
+        return node
+    place, draw = random.choice(places), _generator(random)
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    signs = draw.choice((-1, 1), array.shape) if (array < 0).any() else 1
+    numbers: Array
+    if array.dtype.kind in "iu":
+        bits = draw.randint(0, min(8 * array.dtype.itemsize, _INTEGER_BITS + 1), array.shape)
+        numbers = draw.randint(0, 1 << _INTEGER_BITS, array.shape, np.int64)
+        numbers = signs * (numbers >> (_INTEGER_BITS - bits))
+    else:
+        limits = np.finfo(array.dtype)
+        largest = random.choice((_FLOAT32_BITS, limits.maxexp - 4))
+        lowest = -min(largest, -limits.minexp)
+        if random.randrange(3) == 0:
+            exponents = draw.randint(lowest, largest) + draw.randint(0, 4, array.shape)
+            numbers = signs * np.ldexp(1.0, exponents)
+        else:
+            powers = np.ldexp(1.0, draw.randint(lowest, largest, array.shape))
+            integers = np.ldexp(1.0, limits.nmant) + 2 * draw.randint(0, 1 << 9, array.shape) + 1
+            kinds = (powers, powers * draw.uniform(1, 2, array.shape), integers)
+            numbers = signs * np.choose(draw.randint(0, len(kinds), array.shape), kinds)
+    if random.randrange(2):
+        numbers = np.where(draw.rand(*array.shape) < 0.5, numbers, array)  # noqa: PLR2004 - a half
+    return node.with_operand(place, np.asarray(numbers).astype(array.dtype))
+
+
+def _has_any_magnitude(node: BoundNode, place: int) -> bool:
+    """Return whether an input consists of data whose values may be floats."""
+    array, formals = node.operand(place), list(node.schema.inputs)
+    name = formals[min(place, len(formals) - 1)].name
+    return (
+        array is not None
+        and array.size > 0
+        and array.dtype.kind in "fiu"
+        and not has_single_value(node.node.op_type, name)
+        and any(dtype.kind == "f" for dtype in _allowed_types(node, place))
+    )
+
+
+def _repetitions(random: Random, node: BoundNode) -> BoundNode:
+    """Replace the elements of an input by a few of its elements.
+
+    A fault that exchanges or repeats elements may have no effect on equal elements.
+    """
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.size > 2  # noqa: PLR2004
+    ]
+    if not places:
+        return node
+    place = random.choice(places)
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    kept = array.reshape(-1)[: random.choice((2, 3))]
+    return node.with_operand(place, _generator(random).choice(kept, array.shape))
 
 
 def _halves(_: Random, node: BoundNode) -> BoundNode:
@@ -1002,7 +1134,11 @@ def _neutral(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _constant(random: Random, node: BoundNode) -> BoundNode:
-    """Replace all elements of a floating-point input by 0, by 1 or by its first element."""
+    """Replace all elements of a floating-point input by 0, 1, its first element or a tiny number.
+
+    Many functions map the tiny number to itself. It has a single digit, so that a wrong rounding of
+    the result has no effect.
+    """
     arrays = [
         (place, array)
         for place in _tensors(node)
@@ -1011,7 +1147,7 @@ def _constant(random: Random, node: BoundNode) -> BoundNode:
     if not arrays:
         return node
     place, array = random.choice(arrays)
-    number = random.choice((0.0, 1.0, float(array.flat[0])))
+    number = random.choice((0.0, 1.0, float(array.flat[0]), 2.0**-20))
     return node.with_operand(place, np.full_like(array, number))
 
 
@@ -1059,7 +1195,8 @@ _CHANGES: tuple[_Change, ...] = (
 )  # fmt: skip
 # Changes of failing nodes that may refute a condition.
 _DIRECTED_CHANGES: tuple[_Change, ...] = (
-    *(_attributes,) * 2, *(_axis,) * 2, *(_classes,) * 2, *(_types,) * 2, *(_rank,) * 2,
+    *(_attributes,) * 2, *(_numbers,) * 2, *(_axis,) * 4, *(_rank,) * 2, _narrow, *(_types,) * 2,
+    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (

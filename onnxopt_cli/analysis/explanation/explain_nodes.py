@@ -116,15 +116,17 @@ _MAX_ATTEMPTS = 2
 _RIVAL_COST = 0.15
 # The share of a search's limit that is reserved for conditions on elements and for traits of all
 # failing nodes. For errors, only such traits are sought.
-_ELEMENTS_SHARES = {Outcome.FAIL: 0.35, Outcome.ERROR: 0.25}
+_ELEMENTS_SHARES = {Outcome.FAIL: 0.25, Outcome.ERROR: 0.2}
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 8
 # Largest number of outputs whose elements are examined.
 _MAX_OUTPUTS = 2
 # The share of a search's limit that is reserved for validating the statements at the end.
-_VALIDATION_SHARE = 0.2
-# Number of rounds of generated nodes that validate each statement.
-_VALIDATION_ROUNDS = 2
+_VALIDATION_SHARE = 0.35
+# Number of rounds of generated nodes that validate each statement. If the limit does not suffice,
+# _LEAST_VALIDATION_ROUNDS rounds are enough.
+_VALIDATION_ROUNDS = 5
+_LEAST_VALIDATION_ROUNDS = 2
 # Nodes are generated to test the _MAX_TESTED best conditions on elements, and the best condition
 # that states only a trait of all failing nodes.
 _MAX_TESTED = 3
@@ -574,6 +576,8 @@ class _NodeSearch:
                     answered.append(sample_for_errors(variation, is_raised=is_raised))
             elif not isinstance(returned, Outcome):
                 answered.append(generated_sample(variation, returned))
+        for sample in answered:
+            sample.is_directed = is_directed
         self._nodes.examine_generated(answered)
 
     def _drop_refuted(self) -> bool:
@@ -665,6 +669,11 @@ class _NodeSearch:
         confirmed: list[ElementCondition] = []
         for condition in validated:
             element_conditions = self._element_conditions(condition.place, confirmed)
+            element_conditions.add_limits(condition)
+            # A wrong element beyond a limit shows that the limit is accidental. Another limit would
+            # be accidental, too.
+            if not element_conditions.agrees(condition):
+                continue
             updated = element_conditions.updated(condition)
             if element_conditions.is_confirmed(updated):
                 confirmed.append(updated)
@@ -672,9 +681,9 @@ class _NodeSearch:
 
     def _generate_directed(self, hypothesis: Hypothesis) -> bool:
         """Submit the nodes that validate a hypothesis; return whether the limit suffices."""
-        for _ in range(_VALIDATION_ROUNDS):
+        for number in range(_VALIDATION_ROUNDS):
             if self._nodes.is_at_limit:
-                return False
+                return number >= _LEAST_VALIDATION_ROUNDS
             self._generate(hypothesis, is_directed=True)
         return True
 
@@ -693,6 +702,7 @@ class _NodeSearch:
             for sample in self._nodes.samples
             if sample.failed is not None
             and not sample.case
+            and not sample.is_directed
             and not any(
                 hypothesis.meets(sample)
                 if hypothesis.mistake is None

@@ -15,10 +15,16 @@ from onnxopt_cli.analysis.explanation.node_traits import IGNORED, Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
-#: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect.
+#: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect. If
+#: directed nodes are included, the share is MIN_ALIKE_SHARE_OF_ALL, because directed nodes may show
+#: other faults, too.
 MIN_ALIKE_SHARE = 0.75
-#: At most MAX_CONTRADICTING_SHARE of the generated nodes may contradict a hypothesis.
+MIN_ALIKE_SHARE_OF_ALL = 0.5
+#: At most MAX_CONTRADICTING_SHARE of the generated nodes may contradict a hypothesis. Of directed
+#: nodes, which vary inputs in extreme ways, at most MAX_CONTRADICTING_SHARE_OF_DIRECTED may
+#: contradict it. If a node contradicts it, the statement says "mostly" or "most".
 MAX_CONTRADICTING_SHARE = 0.02
+MAX_CONTRADICTING_SHARE_OF_DIRECTED = 0.1
 # A condition requires _MIN_OUTSIDE right nodes that do not meet it. These nodes must be generated
 # after the condition was chosen. If a quarter of all such nodes were wrong, 11 of them would all be
 # right with a probability of 0.75 ** 11 = 4 %.
@@ -110,12 +116,17 @@ class Hypothesis:
         )
 
     def contradicts(self, sample: NodeSample) -> bool:
-        """Return whether a node passes although the hypothesis predicts that the node fails."""
+        """Return whether a node passes although the hypothesis predicts that the node fails.
+
+        A generated node in which the fault may be invisible by coincidence is no contradiction, but
+        an exception that the statement must mention.
+        """
         if sample.failed is not False or not self.meets(sample):
             return False
         if self.mistake is not None:
             return sample.effects.get(self.mistake.name) is not Effect.NONE
-        return sample.is_telling and self._shows(sample)
+        is_exception = not sample.is_telling or (not sample.case and sample.may_hide_faults)
+        return self._shows(sample) and not is_exception
 
     def silent_exceptions(self, samples: Iterable[NodeSample]) -> list[str]:
         """Return in words why a fault may be invisible in passing nodes that meet the condition."""
@@ -124,16 +135,22 @@ class Hypothesis:
         silent = [
             sample
             for sample in samples
-            if sample.failed is False
-            and self.meets(sample)
-            and self._shows(sample)
-            and not sample.is_telling
+            if sample.failed is False and self.meets(sample) and self._shows(sample)
         ]
         exceptions = []
         if any(sample.has_no_finite_output for sample in silent):
             exceptions.append("all right values are 0, infinite or NaN")
-        if any(not sample.has_no_finite_output for sample in silent):
-            exceptions.append("all elements of an input are equal")
+        silent = [sample for sample in silent if not sample.has_no_finite_output]
+        if any(sample.has_short_outputs for sample in silent):
+            exceptions.append("all right values are exact in 16 bits")
+        silent = [
+            sample
+            for sample in silent
+            if sample.has_repeated_elements and not sample.has_short_outputs
+        ]
+        if silent:
+            are_all_equal = all(sample.has_equal_elements for sample in silent)
+            exceptions.append(f"{'all ' * are_all_equal}elements of an input are equal")
         return exceptions
 
     def leaves_out(self, sample: NodeSample) -> bool:
@@ -191,9 +208,16 @@ def agrees_with_nodes(
         for sample in samples
         if hypothesis.explains(sample) and not any_explains(accepted, sample)
     ]
-    generated = sum(not sample.case for sample in agreeing)
-    if len(against) > MAX_CONTRADICTING_SHARE * (generated + len(against)):
-        return False
+    for is_directed, share in (
+        (False, MAX_CONTRADICTING_SHARE),
+        (True, MAX_CONTRADICTING_SHARE_OF_DIRECTED),
+    ):
+        generated = sum(
+            not sample.case and sample.is_directed is is_directed for sample in agreeing
+        )
+        contradicting = sum(sample.is_directed is is_directed for sample in against)
+        if contradicting > share * (generated + contradicting):
+            return False
     if hypothesis.mistake is not None and hypothesis.traits:
         # The condition is wrong if the backend also makes the mistake on nodes that do not meet it.
         plain = Hypothesis((), hypothesis.mistake, 0.0)
@@ -207,13 +231,29 @@ def agrees_with_nodes(
         for sample in samples
         if hypothesis.differs(sample) and not any_explains(accepted, sample)
     ]
-    if len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + len(differing)):
-        return True
-    separate = _separate_mistakes(hypothesis, samples, candidates)
-    differing_alone = sum(
-        not any(sample.effects.get(name) in _EFFECTS for name in separate) for sample in differing
+    separate: Sequence[str] = ()
+    if not _are_alike(agreeing, differing):
+        separate = _separate_mistakes(hypothesis, samples, candidates)
+    differing_alone = [
+        sample
+        for sample in differing
+        if not any(sample.effects.get(name) in _EFFECTS for name in separate)
+    ]
+    return _are_alike(agreeing, differing_alone)
+
+
+def _are_alike(agreeing: Sequence[NodeSample], differing: Sequence[NodeSample]) -> bool:
+    """Return whether a mistake reproduces enough of the failures on which it has an effect."""
+    of_search, of_all = (
+        (
+            sum(not (sample.is_directed and excludes_directed) for sample in agreeing),
+            sum(not (sample.is_directed and excludes_directed) for sample in differing),
+        )
+        for excludes_directed in (True, False)
     )
-    return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing_alone)
+    return of_search[0] >= MIN_ALIKE_SHARE * sum(of_search) and of_all[
+        0
+    ] >= MIN_ALIKE_SHARE_OF_ALL * sum(of_all)
 
 
 def _separate_mistakes(

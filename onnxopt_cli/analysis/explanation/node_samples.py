@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 import onnx
 
@@ -92,6 +93,8 @@ class NodeSample:
         elements: the features of the elements of outputs, by the position of the output.
         is_for_errors: whether the node belongs to a search for the causes of errors.
         is_independent: whether the node was generated without any part of a failing node.
+        is_directed: whether the node was generated to refute a statement. Such a node may show
+            other faults, too.
     """
 
     case: str
@@ -108,6 +111,7 @@ class NodeSample:
     elements: dict[int, ElementFeatures] = field(default_factory=dict)
     is_for_errors: bool = False
     is_independent: bool = False
+    is_directed: bool = False
 
     @property
     def problem(self) -> Problem:
@@ -154,6 +158,40 @@ class NodeSample:
         if len(numbers) < len(arrays):
             return False
         return not any((np.isfinite(values) & (values != 0)).any() for values in numbers)
+
+    @cached_property
+    def may_hide_faults(self) -> bool:
+        """Whether a fault may have no effect on the node by coincidence.
+
+        For example, a wrong rounding has no effect on values of few digits.
+        """
+        return self.has_repeated_elements or self.has_short_outputs
+
+    @cached_property
+    def has_repeated_elements(self) -> bool:
+        """Whether elements of the first input, or of a floating-point input, are equal."""
+        arrays = [value for value in self.inputs.values() if isinstance(value, np.ndarray)]
+        return any(
+            np.unique(array).size < array.size
+            for place, array in enumerate(arrays)
+            if array.dtype.kind != "O" and (place == 0 or "float" in array.dtype.name)
+        )
+
+    @cached_property
+    def has_short_outputs(self) -> bool:
+        """Whether all correct values are wider than 16 bits, and all are exact in 16 bits."""
+        if self.outputs is None:
+            return False
+        arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]
+        with np.errstate(over="ignore"):
+            return len(arrays) == len(self.outputs.right) and all(
+                array.dtype in (np.float32, np.float64)
+                and any(
+                    np.array_equal(array.astype(short).astype(array.dtype), array, equal_nan=True)
+                    for short in (np.float16, ml_dtypes.bfloat16)
+                )
+                for array in arrays
+            )
 
     @property
     def has_truth_values(self) -> bool:

@@ -29,6 +29,7 @@ from onnxopt_cli.analysis.explanation.features import (
 from onnxopt_cli.core.values import Array, NumberKind, Value, dtype_name, kind_of
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS
+from onnxopt_cli.mutation.proofs import has_single_value
 
 #: A mistake that ignores an attribute or input has a name with this ending. Such a mistake shows
 #: whether a node depends on the attribute or input.
@@ -501,7 +502,7 @@ def _input_traits(node: BoundNode) -> Iterator[Trait]:
                 if is_given
                 else Trait(f"{name} is left out", 1.15, parameter=name)
             )
-        is_flag = {*formal.types} == {"tensor(bool)"} and (value is None or value.size == 1)
+        is_flag = {*formal.types} == {"tensor(bool)"} and has_single_value(node.node.op_type, name)
         # An omitted condition of a Loop counts as true.
         if is_flag and not (value is None and node.node.op_type == "Loop"):
             is_true = value is not None and bool(value.all())
@@ -804,6 +805,19 @@ def _comparisons_with_axis(node: BoundNode) -> Iterator[Trait]:
     words = (
         f"the length of {'the' if has_axis else 'the last'} axis of {node.schema.inputs[0].name}"
     )
+    first = node.schema.inputs[0].name
+    for name in ("start", "end"):
+        bound = node.attribute(name)
+        if isinstance(bound, int):
+            yield from _true(
+                (
+                    (bound > array.ndim, f"{name} exceeds the number of axes of {first}", 1.1),
+                    (
+                        bound < -array.ndim,
+                        f"{name} is below minus the number of axes of {first}", 1.1,
+                    ),
+                )
+            )  # fmt: skip
     for name, number in numbers.items():
         if number is None or name == "axes":
             continue

@@ -427,7 +427,7 @@ def test_only_nodes_that_a_mistake_changes_support_its_condition():
 
 @pytest.mark.parametrize(
     ("right", "contradicts"),
-    [([0.0, 0.0], False), ([np.nan, np.nan], False), ([], False), ([2.0, 0.0], True)],
+    [([0.0, 0.0], False), ([np.nan, np.nan], False), ([], False), ([2.2, 0.0], True)],
 )
 def test_node_with_only_zeros_nans_or_no_values_contradicts_no_condition(right, contradicts):
     is_float = Trait("X is a float", 1.0)
@@ -439,16 +439,26 @@ def test_node_with_only_zeros_nans_or_no_values_contradicts_no_condition(right, 
     assert hypothesis.silent_exceptions([sample]) == exceptions
 
 
-@pytest.mark.parametrize(("x", "contradicts"), [([3.0, 3.0], False), ([3.0, 2.0], True)])
-def test_node_with_equal_elements_contradicts_no_condition(x, contradicts):
+@pytest.mark.parametrize(
+    ("x", "right", "of_case", "exception"),
+    [
+        ([3.0, 3.0], [2.2, 1.1], False, "all elements of an input are equal"),
+        ([3.0, 2.0, 3.0], [2.2, 1.1], True, "elements of an input are equal"),
+        ([3.0, 2.0], [2.0, -0.5, np.inf], True, "all right values are exact in 16 bits"),
+        ([3.0, 2.0], [2.2, 1.1], True, ""),
+    ],
+)
+def test_node_in_which_a_fault_may_be_invisible_is_an_exception(x, right, of_case, exception):
+    """A case contradicts a condition even if the fault is invisible by coincidence."""
     is_float = Trait("X is a float", 1.0)
     inputs = {"x": np.float32(x)}
     sample = NodeSample("", None, inputs, None, None, failed=False, traits=frozenset({is_float}))
-    sample.outputs = JudgedOutputs([np.float32([2.0, 1.0])])
+    sample.outputs = JudgedOutputs([np.float32(right)])
     hypothesis = Hypothesis((is_float,), None, 0.0)
-    assert hypothesis.contradicts(sample) is contradicts
-    exceptions = ["all elements of an input are equal"] * (not contradicts)
-    assert hypothesis.silent_exceptions([sample]) == exceptions
+    assert hypothesis.contradicts(sample) is (not exception)
+    sample.case = "case"
+    assert hypothesis.contradicts(sample) is of_case
+    assert hypothesis.silent_exceptions([sample]) == [exception] * bool(exception)
 
 
 def test_contradicted_statement_does_not_say_wherever():
@@ -1564,3 +1574,45 @@ def test_nodes_that_validate_a_statement_vary_equal_axes():
     assert sum(a.ndim == 3 and a.shape[1] != a.shape[2] == 3 for a in arrays) >= 8
     assert any(a.ndim == 4 for a in arrays)
     assert any(a.dtype == np.float64 for a in arrays)
+
+
+def test_nodes_that_validate_a_statement_vary_magnitudes_ranks_and_attributes():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (double[2, 3] x) => (double[2, 3] y) '
+        "{ y = Elu <alpha = 2.0> (x) }"
+    )
+    x = np.array([[-1.5, 2.0, 0.25], [-0.5, 3.0, 7.0]])
+    drawn = neighbours([BoundNode.of(model, {"x": x})], [], seed=1, seconds=1.0, is_directed=True)
+    bound = [each.bound for each in islice(drawn, 400) if each]
+    arrays = [node.operand(0) for node in bound]
+    doubles = [np.abs(a[np.isfinite(a)]) for a in arrays if a.dtype == np.float64]
+    assert any(((a >= 2**52) & (a < 2**53) & (a % 2 == 1)).any() for a in doubles)
+    assert any((a > 1e100).any() for a in doubles)
+    assert any(a.size > 1 and (a == 2.0**-20).all() for a in doubles)
+    assert any(a.size == 6 and np.unique(a).size == 2 for a in arrays)
+    assert any(a.ndim >= 6 for a in arrays)
+    assert any(a.size == 1 for a in arrays)
+    assert any(1 < node.attribute("alpha") < 1.25 for node in bound)
+
+
+@pytest.mark.parametrize(("size", "text"), [(1, "B is not true"), (2, "B has one element")])
+def test_truth_values_of_several_elements_are_not_flags(size, text):
+    """A statement such as "B is not true" would be ambiguous."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (bool[2] a, bool[N] b) => (bool[2] y) '
+        "{ y = And(a, b) }"
+    )
+    operands = {"a": np.array([True, False]), "b": np.zeros(size, bool)}
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, operands), {})}
+    assert text not in texts
+
+
+@pytest.mark.parametrize(("rank", "is_below"), [(5, True), (6, False)])
+def test_bounds_of_shapes_are_compared_with_the_rank(rank, is_below):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 15]> g (float{[1] * rank} x) => (int64[N] y) '
+        "{ y = Shape <end = -6> (x) }"
+    )
+    x = np.zeros((1,) * rank, np.float32)
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, {"x": x}), {})}
+    assert ("end is below minus the number of axes of data" in texts) is is_below
