@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from commands import unbroken
 from hypothesis import HealthCheck, settings
 
 from onnxopt_cli.cli import main
@@ -86,7 +87,7 @@ class Output(str):
 
     def __contains__(self, phrase: object) -> bool:
         text = str(phrase)
-        return super().__contains__(text) or text in " ".join(self.split())
+        return super().__contains__(text) or text in " ".join(unbroken(self).split())
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@ from onnxopt_cli.report.view.result_view import operator_options, path_target
 if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
+# The explanations of a search and of a run may differ, because they examine different inputs.
+_EXAMINED = (
+    "The known mistakes agree with examples of this search, which are not all kept. onnxopt run "
+    "examines the kept cases, and tries further inputs on the backend; it may name other causes."
+)
+
 
 class FuzzDisplay:
     """A display that prints findings to standard output, and shows a progress bar on a terminal.
@@ -38,6 +44,7 @@ class FuzzDisplay:
         self._seconds = seconds if examples is None else None
         self._tried = self._found = self._outside = 0
         self._causes: dict[str, list[str]] = {}
+        self._explains = False
 
     def __enter__(self) -> Self:
         self._began = monotonic()
@@ -75,6 +82,7 @@ class FuzzDisplay:
         self._console.print_wrapped(head)
         names = finding.explanation.known_mistakes if finding.explanation else ()
         cause = " and ".join(map(repr, names))
+        self._explains |= bool(names)
         # The search explains only failures of operators with a formula; `onnxopt run` explains
         # failures of all operators.
         if not cause and registry().named(finding.subject) is not None:
@@ -116,6 +124,8 @@ class FuzzDisplay:
             for cause, cases in by_count:
                 names = printable(", ".join(cases))
                 self._console.print_wrapped(Text(f"{printable(cause)}: {len(cases)} ({names})"))
+        if self._explains:
+            self._console.print_wrapped(Text(_EXAMINED, "dim"))
         if self._found:
             words = ["onnxopt", "run", path_target(options["output"]), "-b", options["backend"]]
             operator_names = (operator.name for operator in registry().operators)

@@ -123,6 +123,7 @@ def test_explanations_can_be_disabled(fuzz):
         answer = fuzz(*run, *option, explain=True)
         assert "X_new is float64[], expected float32[]; V_new is float64[]" in answer.out
         assert "consistent" not in answer.out
+        assert "onnxopt run examines the kept cases" not in answer.out
 
 
 @pytest.mark.parametrize("options", [(), ("--graphs",)])
@@ -154,6 +155,7 @@ def test_known_mistake_is_named_and_reported_once(fuzz, onnxopt):
     assert answer.code == 1
     assert "X_new is float64[], expected float32[]; V_new is float64[], " in answer.out
     assert "consistent with 'results returned in double'" in answer.out
+    assert "onnxopt run examines the kept cases" in answer.out
     assert list(kept_cases("fuzz")) == ["momentum_float64_for_float32"]
     run = ("run", "fuzz", "--isolation", "none", "--no-explain")
     assert onnxopt(*run, "-b", backend).code == 1

@@ -55,6 +55,15 @@ class MostlyRaises(Right):
         return [first + np.float32(1), *rest]
 
 
+class ErrorsAndTwoFaults(Right):
+    def run(self, model, inputs):
+        first, *rest = super().run(model, inputs)
+        T = int(inputs["T"])
+        if T > 5:
+            raise ValueError("no kernel")
+        return [first.astype(np.float64) if T == 1 else first + np.float32(1), *rest]
+
+
 class Primitives(Right):
     def run(self, model, inputs):
         if model.graph.node[0].domain:
@@ -179,6 +188,16 @@ def test_wrong_values_come_before_more_frequent_errors(screen):
     text = " ".join(screen(10, "MostlyRaises").out.split())
     assert "1. 1 Momentum: X_new off" in text
     assert "2. 9 Momentum: error: ValueError: no kernel" in text
+
+
+def test_causes_have_the_same_order_in_all_formats(screen, workplace):
+    formats = ("markdown", "html")
+    reports = [word for name in formats for word in ("--report", f"{name}=run.{name}")]
+    answer = screen(12, "ErrorsAndTwoFaults", *reports)
+    causes = ("X_new off", "is float64 where float32 is expected", "ValueError: no kernel")
+    for text in (answer.out, *((workplace / f"run.{name}").read_text() for name in formats)):
+        titles = re.findall("|".join(causes), text)
+        assert [*dict.fromkeys(titles)] == [*causes]
 
 
 def test_invalid_case_is_listed_once_for_all_backends(workplace, onnxopt):
