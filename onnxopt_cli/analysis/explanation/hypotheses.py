@@ -15,11 +15,8 @@ from onnxopt_cli.analysis.explanation.node_traits import IGNORED, Trait
 from onnxopt_cli.analysis.explanation.required_evidence import MIN_MEETING
 from onnxopt_cli.mutation.node_mutants import NodeMutant
 
-#: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect. If
-#: directed nodes are included, the share is MIN_ALIKE_SHARE_OF_ALL, because directed nodes may show
-#: other faults, too.
+#: A mistake must reproduce at least MIN_ALIKE_SHARE of the failures on which it has an effect.
 MIN_ALIKE_SHARE = 0.75
-MIN_ALIKE_SHARE_OF_ALL = 0.5
 #: At most MAX_CONTRADICTING_SHARE of the generated nodes may contradict a hypothesis. Of directed
 #: nodes, which vary inputs in extreme ways, at most MAX_CONTRADICTING_SHARE_OF_DIRECTED may
 #: contradict it. If a node contradicts it, the statement says "mostly" or "most".
@@ -231,29 +228,13 @@ def agrees_with_nodes(
         for sample in samples
         if hypothesis.differs(sample) and not any_explains(accepted, sample)
     ]
-    separate: Sequence[str] = ()
-    if not _are_alike(agreeing, differing):
-        separate = _separate_mistakes(hypothesis, samples, candidates)
-    differing_alone = [
-        sample
-        for sample in differing
-        if not any(sample.effects.get(name) in _EFFECTS for name in separate)
-    ]
-    return _are_alike(agreeing, differing_alone)
-
-
-def _are_alike(agreeing: Sequence[NodeSample], differing: Sequence[NodeSample]) -> bool:
-    """Return whether a mistake reproduces enough of the failures on which it has an effect."""
-    of_search, of_all = (
-        (
-            sum(not (sample.is_directed and excludes_directed) for sample in agreeing),
-            sum(not (sample.is_directed and excludes_directed) for sample in differing),
-        )
-        for excludes_directed in (True, False)
+    if len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + len(differing)):
+        return True
+    separate = _separate_mistakes(hypothesis, samples, candidates)
+    differing_alone = sum(
+        not any(sample.effects.get(name) in _EFFECTS for name in separate) for sample in differing
     )
-    return of_search[0] >= MIN_ALIKE_SHARE * sum(of_search) and of_all[
-        0
-    ] >= MIN_ALIKE_SHARE_OF_ALL * sum(of_all)
+    return len(agreeing) >= MIN_ALIKE_SHARE * (len(agreeing) + differing_alone)
 
 
 def _separate_mistakes(
