@@ -972,8 +972,8 @@ def _magnitudes(random: Random, node: BoundNode) -> BoundNode:
     numbers: Array
     if array.dtype.kind in "iu":
         bits = draw.randint(0, min(8 * array.dtype.itemsize, _INTEGER_BITS + 1), array.shape)
-        numbers = draw.randint(0, 1 << _INTEGER_BITS, array.shape, np.int64)
-        numbers = signs * (numbers >> (_INTEGER_BITS - bits))
+        longest = draw.randint(0, 1 << _INTEGER_BITS, array.shape, dtype=np.int64)
+        numbers = np.asarray(signs * (longest >> (_INTEGER_BITS - bits)))
     else:
         limits = np.finfo(array.dtype)
         largest = random.choice((_FLOAT32_BITS, limits.maxexp - 4))

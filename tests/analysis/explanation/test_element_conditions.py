@@ -11,8 +11,12 @@ import pytest
 
 from onnxopt_cli.analysis.explanation.element_conditions import ElementConditions
 from onnxopt_cli.analysis.explanation.element_features import element_features, wrong_content
+from onnxopt_cli.analysis.explanation.explain import SearchClock
+from onnxopt_cli.analysis.explanation.explain_nodes import _NodeSearch
+from onnxopt_cli.analysis.explanation.node_examination import SearchLimit
 from onnxopt_cli.analysis.explanation.node_samples import JudgedOutputs, NodeSample
 from onnxopt_cli.analysis.explanation.node_traits import Trait
+from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.mutation.bound_node import BoundNode
 from onnxopt_cli.oracle.evaluator import native_outputs
 
@@ -395,6 +399,32 @@ def test_limit_is_not_stated_if_no_known_element_is_near(monkeypatch):
 
     monkeypatch.setattr(f"{__name__}.drawn", with_a_gap)
     assert " is less than " not in proven(ABS, lambda _, y: np.where(y < 1, -1 - y, y))
+
+
+@pytest.mark.parametrize(("limit", "is_confirmed"), [(-0.5, True), (-0.2, False)])
+def test_wrong_element_beyond_a_limit_refutes_a_condition(monkeypatch, limit, is_confirmed):
+    """Further nodes fail below another limit; other nodes have few elements between the limits."""
+
+    def drawn_with_a_gap(seed, shape):
+        x = usual(seed, shape)
+        return np.where((x > -0.49) & (x < -0.2) & (seed < 40), np.float32(1), x)
+
+    usual = drawn
+    monkeypatch.setattr(f"{__name__}.drawn", drawn_with_a_gap)
+    samples = [node(ABS, number, negative_beyond_half) for number in range(40)]
+    submit = (lambda *_: Outcome.CRASH), SearchClock(), SearchLimit(1e6, 60.0)
+    search = _NodeSearch("mine", "Abs", [], samples, *submit)
+    condition = ElementConditions(samples, [each for each in samples if each.failed], 0).ranked()[0]
+
+    def validate(_):
+        for number in range(40, 60):
+            further = node(ABS, number, lambda x, y: np.where(x < limit, -y, y))
+            search._nodes.samples.append(further)
+        return True
+
+    monkeypatch.setattr(search, "_generate_directed", validate)
+    assert "less than -0.49" in condition.parts[0]
+    assert bool(search._validated([condition])) is is_confirmed
 
 
 @pytest.mark.parametrize(("dtype", "stated"), [(np.float32, True), (np.float64, False)])
