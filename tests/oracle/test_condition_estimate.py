@@ -1250,36 +1250,40 @@ def test_large_logarithm_does_not_widen_the_tolerance_of_a_small_logarithm():
     assert not node_passes("ReduceLogSumExp", inputs, right + np.array([0, 1e-4]), keepdims=0)
 
 
-def cubic_weights(ratio, form):
-    """Return the weights of four pixels in a cubic interpolation, computed in float32."""
-    a, one_, x = np.float32(-0.75), np.float32(1), np.float32(ratio)
-    far, near = [x + one_, 2 - x], [x, one_ - x]
+def cubic_weights(distances, form):
+    """Return the weights of pixels in a cubic interpolation, computed in float32."""
+    a, one_, t = np.float32(-0.75), np.float32(1), distances.astype(np.float32)
     if form == "Horner":
-        outer = [((a * t - 5 * a) * t + 8 * a) * t - 4 * a for t in far]
-        inner = [((a + 2) * t - (a + 3)) * t * t + one_ for t in near]
+        outer = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+        inner = ((a + 2) * t - (a + 3)) * t * t + one_
     else:
-        outer = [a * t * t * t - 5 * a * t * t + 8 * a * t - 4 * a for t in far]
-        inner = [(a + 2) * t * t * t - (a + 3) * t * t + one_ for t in near]
-    return np.array([outer[0], *inner, outer[1]], np.float32)
+        outer = a * t * t * t - 5 * a * t * t + 8 * a * t - 4 * a
+        inner = (a + 2) * t * t * t - (a + 3) * t * t + one_
+    return np.select([t <= 1, t < 2], [inner, outer], np.float32(0))
 
 
-@pytest.mark.parametrize(("form", "seed"), [("Horner", 0), ("expanded", 13), ("expanded", 25)])
-def test_cubic_weights_may_be_rounded(form, seed):
+@pytest.mark.parametrize("antialias", [0, 1])
+@pytest.mark.parametrize("form", ["Horner", "expanded"])
+@pytest.mark.parametrize("seed", range(8))
+def test_cubic_weights_may_be_rounded(form, seed, antialias):
     pixels = np.random.default_rng(seed).normal(size=(8, 8)).astype(np.float32)
-    scales = f32(1.7, 2.3)
+    scales = f32(0.61, 0.37) if antialias else f32(1.7, 2.3)
     weights = []
     for scale in scales:
         pixel = np.arange(int(8 * scale), dtype="f") + np.float32(0.5)
         coordinates = pixel / scale - np.float32(0.5)
+        stretch = min(scale, np.float32(1))
         matrix = np.zeros((len(coordinates), 8), np.float32)
         for row, x in zip(matrix, coordinates, strict=True):
-            near = np.clip(int(np.floor(x)) + np.arange(-1, 3), 0, 7)
-            np.add.at(row, near, cubic_weights(x - np.floor(x), form))
+            places = np.arange(-9, 18)
+            parts = cubic_weights(np.abs(places.astype("f") - x) * stretch, form)
+            np.add.at(row, np.clip(places, 0, 7), parts / parts.sum() if antialias else parts)
         weights.append(matrix)
     right = (weights[0] @ (pixels @ weights[1].T))[None, None]
     inputs = {"x": pixels[None, None], "roi": np.zeros(0, "f"), "scales": f32(1, 1, *scales)}
-    assert node_passes("Resize", inputs, right, mode="cubic")
-    assert not node_passes("Resize", inputs, right * (1 + 3e-5), mode="cubic")
+    attributes = {"mode": "cubic", "antialias": antialias}
+    assert node_passes("Resize", inputs, right, **attributes)
+    assert not node_passes("Resize", inputs, right * (1 + 3e-5), **attributes)
 
 
 @pytest.mark.parametrize("terms", [2, 4, 9])

@@ -47,11 +47,14 @@ _QUOTIENT_MODES = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric"})
 # point, coordinates are exact in any order of operations.
 _EXACT_GRID = 2.0**12
 # Cubic weights are exact in float32 if the ratio (the fractional part of a coordinate) has at most
-# 6 binary digits after the point.
-_EXACT_RATIO = 2.0**6
-# If the ratio has more binary digits, the scale of a weight's error is _WEIGHT_SHARE times the sum
-# of the magnitudes of the weight's terms.
-_WEIGHT_SHARE = 1 / 16
+# 6 binary digits after the point, and the coefficient a has at most 3.
+_EXACT_RATIO, _EXACT_COEFFICIENT = 2.0**6, 2.0**3
+# Otherwise, the scale of a weight's error is _WEIGHT_SHARE times the sum of the magnitudes of the
+# weight's terms. If a weight is computed as a x^3 - 5 a x^2 + 8 a x - 4 a, its terms have errors of
+# 3, 2, 1 and 0 roundings, and the partial sums round as well. Together, these are at most 2
+# roundings of the sum of the magnitudes. A tolerance of 16 units is 3 roundings of this sum,
+# because the runs do not move all weights of an element in the directions of their errors.
+_WEIGHT_SHARE = 3 / 8
 # A coordinate of RoiAlign is (1 - t) a + t b, where a and b are the edges of a region. The error of
 # the coordinate is at most 8 roundings. The edges are scaled and shifted, which contributes 2 (1 -
 # t) + 2 t. The distance between the edges is computed and divided, which contributes 3 t. The
@@ -180,6 +183,7 @@ def moved_coordinates(
     # No public function returns coordinates.
     exact_coordinates: Any = op_resize._compute_x_ori  # noqa: SLF001
     exact_weights: Any = op_resize._cubic_coeffs  # noqa: SLF001
+    exact_antialiased: Any = op_resize._cubic_coeffs_antialias  # noqa: SLF001
     exact_grid_weights = grids.cubic_weights
 
     def moved(mode: str, y: Array, scale: float, *args: Any) -> tuple[Array, Any]:
@@ -195,12 +199,21 @@ def moved_coordinates(
         weights: Array = exact_weights(ratio, scale, A)
         return weights + error(_weight_scale(ratio, abs(A)))
 
+    def moved_antialiased(ratio: float, scale: float, A: float = -0.75) -> Array:
+        weights: Array = exact_antialiased(ratio, scale, A)
+        # The filter is stretched. The weights are divided by their sum, which is about 1 / shrink.
+        shrink = min(scale, 1.0)
+        places = np.arange(1 - len(weights) // 2, 1 + len(weights) // 2)
+        distances = np.abs(shrink * (places - ratio))
+        return weights + error(_WEIGHT_SHARE * shrink * _cubic_terms(distances, abs(A)))
+
     def moved_grid_weights(ratios: Array) -> Array:
         return exact_grid_weights(ratios) + error(_weight_scales(ratios, 0.75))
 
     return replaced(
         (op_resize, "_compute_x_ori", moved),
         (op_resize, "_cubic_coeffs", moved_weights),
+        (op_resize, "_cubic_coeffs_antialias", moved_antialiased),
         (grids, "cubic_weights", moved_grid_weights),
     )
 
@@ -218,7 +231,17 @@ def _weight_scales(ratios: Any, a: float) -> Array:
     new last axis, along which the four weights lie.
     """
     x = np.stack([1 + ratios, ratios, 1 - ratios, 2 - ratios], axis=-1)
+    has_few_digits = np.asarray(ratios * _EXACT_RATIO % 1 == 0)
+    exact = has_few_digits & (a * _EXACT_COEFFICIENT % 1 == 0)
+    return np.where(exact[..., None], 0.0, _WEIGHT_SHARE * _cubic_terms(x, a))
+
+
+def _cubic_terms(x: Array, a: float) -> Array:
+    """Return the sum of the magnitudes of the terms of each cubic weight.
+
+    Args:
+        x: the distances of pixels from a point, in units of the filter; not negative.
+        a: the magnitude of the coefficient.
+    """
     outer, inner = a * (x**3 + 5 * x**2 + 8 * x + 4), (a + 2) * x**3 + (a + 3) * x**2 + 1
-    scales = _WEIGHT_SHARE * np.where([True, False, False, True], outer, inner)
-    exact = np.asarray(ratios * _EXACT_RATIO % 1 == 0)
-    return np.where(exact[..., None], 0.0, scales)
+    return np.select([x <= 1, x <= 2], [inner, outer], 0.0)  # noqa: PLR2004 - the radius
