@@ -269,18 +269,27 @@ def _activations(
     alphas = iter(attributes.get("activation_alpha") or ())
     betas = iter(attributes.get("activation_beta") or ())
     clip = attributes.get("clip")
-    for name in names:
-        function = _FUNCTIONS[name.lower()]
-        alpha, beta = _PARAMETERS.get(name.lower(), (None, None))
+    for name in map(str.lower, names):
+        alpha, beta = _PARAMETERS.get(name, (None, None))
         alpha = None if alpha is None else float(next(alphas, alpha))
         beta = None if beta is None else float(next(betas, beta))
-        yield _clipped(function, alpha or 0.0, beta or 0.0, clip)
+        yield _clipped(name, alpha or 0.0, beta or 0.0, clip)
 
 
-def _clipped(
-    function: _Activation, alpha: float, beta: float, clip: float | None
-) -> Callable[[Array], Array]:
+def _clipped(name: str, alpha: float, beta: float, clip: float | None) -> Callable[[Array], Array]:
     """Return an activation that clips its argument."""
     if clip is None:
-        return lambda x: function(x, alpha, beta)
-    return lambda x: function(np.clip(x, -clip, clip), alpha, beta)
+        return lambda x: activated(name, x, alpha, beta)
+    return lambda x: activated(name, np.clip(x, -clip, clip), alpha, beta)
+
+
+def activated(name: str, x: Array, alpha: float, beta: float) -> Array:
+    """Return an activation function of x.
+
+    Args:
+        name: the name of the function in lower case.
+        x: the argument.
+        alpha: its first parameter; ignored if the function has none.
+        beta: its second parameter.
+    """
+    return _FUNCTIONS[name](x, alpha, beta)

@@ -30,7 +30,7 @@ import onnx
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections import grids
+from onnxopt_cli.oracle.corrections import grids, recurrent
 from onnxopt_cli.oracle.corrections.windows import regular_coordinates
 from onnxopt_cli.oracle.patching import reference_modules, replaced
 
@@ -39,6 +39,8 @@ _SATURATION = 32.0
 # If an activation is not saturated, it moves by this share of a rounding. A tolerance of 16 units
 # is then 4 roundings.
 _INTERIOR_SHARE = 1 / 4
+# The lower limits of the activations that runtimes clamp. The upper limits are 1.
+_LEAST_ACTIVATIONS = {"sigmoid": 0.0, "tanh": -1.0}
 
 # Modes of Resize in which a coordinate is the quotient of a position and the scale. The quotient is
 # exact if the scale is a power of two.
@@ -93,17 +95,29 @@ def moved_activations(
         move: takes activations and returns their movements, each of at most one rounding of 1.
     """
     cell = reference_modules().op_gru.CommonGRU
+    exact_activation = recurrent.activated
 
-    def moved(activation: Callable[[Any, Array], Array], low: float) -> Callable[..., Array]:
-        def moved_activation(node: Any, operand: Array) -> Array:
-            value = activation(node, operand)
-            distance = np.minimum(np.abs(value - low), np.abs(1 - value))
-            saturated = distance <= _SATURATION * roundoff
-            return value + move(value) * np.where(saturated, 1.0, _INTERIOR_SHARE)
+    def moved(value: Array, least: float | None) -> Array:
+        if least is None:
+            return value + move(value) * _INTERIOR_SHARE * np.maximum(1.0, np.abs(value))
+        distance = np.minimum(np.abs(value - least), np.abs(1 - value))
+        saturated = distance <= _SATURATION * roundoff
+        return value + move(value) * np.where(saturated, 1.0, _INTERIOR_SHARE)
 
-        return moved_activation
+    def moved_sigmoid(node: Any, operand: Array, exact: Any = cell.f) -> Array:
+        return moved(exact(node, operand), 0.0)
 
-    return replaced((cell, "f", moved(cell.f, 0.0)), (cell, "g", moved(cell.g, -1.0)))
+    def moved_tanh(node: Any, operand: Array, exact: Any = cell.g) -> Array:
+        return moved(exact(node, operand), -1.0)
+
+    def moved_activation(name: str, x: Array, alpha: float, beta: float) -> Array:
+        return moved(exact_activation(name, x, alpha, beta), _LEAST_ACTIVATIONS.get(name))
+
+    return replaced(
+        (cell, "f", moved_sigmoid),
+        (cell, "g", moved_tanh),
+        (recurrent, "activated", moved_activation),
+    )
 
 
 def summed_weights(node: onnx.NodeProto) -> int:
