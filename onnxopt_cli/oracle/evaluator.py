@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,7 +138,7 @@ class ReferenceModel:
 
         changed = {*expanded, *functions}
         expansions = [type(name, (OpRunExpand,), {}) for name in expanded]
-        new_operators = _by_name(operators()) | _by_name(expansions)
+        new_operators = _new_operators() | _by_name(expansions)
         outermost, arrays, visits, wide = self.proto, self.arrays, self.visits, self.wide
 
         class VisitedEvaluator(ReferenceEvaluator):
@@ -518,6 +518,12 @@ def _is_ordinary(value: Array) -> bool:
         return True
     is_normal = value.dtype in ROUNDOFF and flushed_value(value) is value
     return is_normal and bool(np.isfinite(value).all())
+
+
+@cache
+def _new_operators() -> dict[tuple[str, str], type]:
+    """Return classes of operators that replace those of onnx's reference."""
+    return _by_name(operators())
 
 
 def _by_name(classes: Sequence[type]) -> dict[tuple[str, str], type]:

@@ -198,7 +198,7 @@ def _float_output(
 ) -> ConditionedOutput:
     """Return the expected values of a floating-point output."""
     roundoff, tiny = ROUNDOFF[native.dtype], smallest_normal(native.dtype)
-    rounding = np.nan_to_num(roundoff * np.abs(exact).astype(np.float64), posinf=0.0)
+    rounding = _without_infinity(roundoff * np.abs(exact).astype(np.float64, copy=False))
     # 16-bit terms are accumulated in float32.
     accumulated = rounding * min(1.0, SINGLE_ROUNDOFF / roundoff)
     units = evaluations[0].units
@@ -210,9 +210,9 @@ def _float_output(
     else:
         overflows = any(evaluation.overflows for evaluation in evaluations)
         underflows = any(evaluation.underflows for evaluation in evaluations)
-        for distance, value in _distances(
-            [v for evaluation in evaluations for v in (evaluation.native, evaluation.exact)], exact
-        ):
+        others = [evaluation.native for evaluation in evaluations]
+        others += [evaluation.exact for evaluation in evaluations[1:]]
+        for distance, value in _distances(others, exact):
             close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
             if underflows:
                 # Subnormal intermediate results have few significant digits.

@@ -90,10 +90,9 @@ _LISTED = {
     **dict.fromkeys(DEFINED, NodeKind.EXACT),
     # The following operators are most frequent in networks. Running their nodes again would give
     # the same kinds, but would take long.
-    **dict.fromkeys(("Concat", "Expand", "Flatten", "Gather", "Reshape", "Slice"), NodeKind.EXACT),
-    **dict.fromkeys(
-        ("Relu", "Split", "Squeeze", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT
-    ),
+    **dict.fromkeys(("Abs", "Clip", "Concat", "Expand", "Flatten", "Gather"), NodeKind.EXACT),
+    **dict.fromkeys(("Neg", "Pad", "Relu", "Reshape", "Slice", "Split"), NodeKind.EXACT),
+    **dict.fromkeys(("Squeeze", "Tile", "Transpose", "Unsqueeze", "Where"), NodeKind.EXACT),
     **dict.fromkeys(
         ("Add", "Div", "Exp", "Log", "Mul", "Pow", "Sqrt", "Sub"), NodeKind.ELEMENTWISE
     ),
@@ -336,9 +335,9 @@ def _terms(
         counts = []
         for element in _generic_elements(inputs[place].size):
             before, old_outputs = inputs, outputs
-            if node.op_type == "MatMul" and all(operand.ndim == _MATRIX_RANK for operand in inputs):
-                # An element of an operand affects only one row or column of the product.
-                before, index = _row_or_column(inputs, place, element)
+            if reduced := _reduced(node, inputs, place, element):
+                # An element of an operand affects only a part of the output.
+                before, index = reduced
                 old_outputs = compute(*before)
             else:
                 index = element
@@ -369,22 +368,36 @@ def _terms(
     return most_terms, product
 
 
-def _row_or_column(inputs: Sequence[Array], place: int, element: int) -> tuple[list[Array], int]:
-    """Reduce a matrix product to the row or column that depends on one element of an operand.
+def _reduced(
+    node: Any, inputs: Sequence[Any], place: int, element: int
+) -> tuple[list[Any], int] | None:
+    """Reduce a node to the part of its output that depends on one element of an operand.
+
+    A product of two matrices is reduced to a single row or column. A convolution without groups is
+    reduced to a single output channel.
 
     Args:
-        inputs: two matrices.
+        node: the node, as the evaluator prepares it.
+        inputs: its inputs.
         place: the index of the operand.
         element: the index of its element.
 
     Returns:
-        The operands, one of which is reduced to a single row or column; and the index of the
-        element in this row or column.
+        The inputs of the reduced node, and the index of the element in its operand; None if the
+        node cannot be reduced.
     """
-    row, column = divmod(element, inputs[place].shape[1])
-    if place == 0:
-        return [inputs[0][row : row + 1], inputs[1]], column
-    return [inputs[0], inputs[1][:, column : column + 1]], row
+    if node.op_type == "MatMul" and all(operand.ndim == _MATRIX_RANK for operand in inputs):
+        row, column = divmod(element, inputs[place].shape[1])
+        if place == 0:
+            return [inputs[0][row : row + 1], inputs[1]], column
+        return [inputs[0], inputs[1][:, column : column + 1]], row
+    if node.op_type == "Conv" and place > 0:
+        if any(item.name == "group" and item.i != 1 for item in node.onnx_node.attribute):
+            return None
+        channel, index = divmod(element, inputs[place][0].size)
+        kernels = [operand[channel : channel + 1] for operand in inputs[1:] if operand is not None]
+        return [inputs[0], *kernels], index
+    return None
 
 
 @lru_cache(1024)
