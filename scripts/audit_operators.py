@@ -14,6 +14,10 @@ counted in the column "equivalent" if they ran on at least 10,000 nodes, and oth
 unresolved mutant ran. These numbers vary, because the search for an operator is limited by the
 number of nodes and by processor time. The column "least score" counts unresolved mutants as
 surviving.
+
+Some mutants count as equivalent, although a node that was constructed by hand distinguishes them
+from the operator. The column "not equivalent" states their number, which is read from
+docs/equivalent-mutants.md. The script also prints the score if these mutants survive.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import warnings
 from collections import Counter
@@ -40,6 +45,8 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.report.audit_report import audit_json
 from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
+#: States which mutants that count as equivalent were examined by hand, and the result.
+EXAMINED = Path(__file__).parents[1] / "docs/equivalent-mutants.md"
 #: The script lists the operators with a lower mutation score.
 LEAST_SHARE = 0.9
 #: The script lists each operator with a larger share of mutants that count as equivalent.
@@ -89,6 +96,11 @@ class Counts:
         counted = self.counted + self.unresolved
         return self.killed / counted if counted else None
 
+    def examined_share(self, further: int) -> float | None:
+        """Return the mutation score if further mutants survive; None if no mutant is scored."""
+        counted = self.counted + further
+        return self.killed / counted if counted else None
+
     @property
     def unproven_share(self) -> float:
         """The share of mutants that count as equivalent without a proof."""
@@ -121,6 +133,20 @@ def audited(folder: Path, inputs: int, seconds: float, suite: str, operator: str
     return Counts(scores[0]) if scores else None
 
 
+def not_equivalent(document: str) -> Counter[str]:
+    """Return the numbers of mutants by operator that are not equivalent according to a document.
+
+    Each section of the document has the name of an operator, and a table of groups of mutants. The
+    reason of such a group begins with "not equivalent".
+    """
+    numbers: Counter[str] = Counter()
+    for section in document.split("\n## ")[1:]:
+        operator, _, table = section.partition("\n")
+        for number in re.findall(r"^\| (\d+): .* \| not equivalent[^|]*\|$", table, re.MULTILINE):
+            numbers[operator] += int(number)
+    return numbers
+
+
 def extremes(numbers: Collection[int]) -> Sequence[int]:
     """Return the smallest and the largest of some numbers; an empty tuple without numbers."""
     return (min(numbers), max(numbers)) if numbers else ()
@@ -131,8 +157,17 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{int(1000 * share) / 10:.1f} %"
 
 
-def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) -> str:
-    """Return an operator's row of the table, with a score for each suite after the first."""
+def row(
+    operator: str, counts: Counts, further_counts: Sequence[Counts | None], examined: int
+) -> str:
+    """Return an operator's row of the table, with a score for each suite after the first.
+
+    Args:
+        operator: the operator.
+        counts: the counts of its mutants in the first suite.
+        further_counts: the counts in each other suite.
+        examined: the number of mutants that count as equivalent, but are not.
+    """
     cells = (
         operator,
         counts.cases,
@@ -142,6 +177,7 @@ def row(operator: str, counts: Counts, further_counts: Sequence[Counts | None]) 
         *(percent(entry.share if entry else None) for entry in further_counts),
         counts.proven,
         counts.equivalent,
+        examined or "",
         counts.unresolved,
         counts.inputs,
         counts.stillborn,
@@ -174,7 +210,9 @@ def main() -> None:
     names = options.operators or sorted(selected_seeds())
     print(f"{platform.machine()}, {datetime.now(UTC):%Y-%m-%d}, {options.jobs} processes\n")
     columns = ["operator", "cases", "killed", "score", "least score", *suites[1:]]
-    columns += ["proven", "equivalent", "unresolved", "inputs", "stillborn", "accepted"]
+    columns += ["proven", "equivalent", "not equivalent", "unresolved", "inputs", "stillborn"]
+    columns += ["accepted"]
+    further = not_equivalent(EXAMINED.read_text()) if suites[0] == "operators" else Counter()
     print(f"| {' | '.join(columns)} |")
     print(f"|---{'|---:' * (len(columns) - 1)}|")
     results: list[tuple[str, Counts]] = []
@@ -199,7 +237,7 @@ def main() -> None:
                     )
             if counts[0] is not None:
                 results.append((operator, counts[0]))
-                print(row(operator, counts[0], counts[1:]), flush=True)
+                print(row(operator, counts[0], counts[1:], further[operator]), flush=True)
     print()
     for suite, total in totals.items():
         killed, counted, unresolved = (total[key] for key in ("killed", "counted", "unresolved"))
@@ -211,7 +249,16 @@ def main() -> None:
             f"{total['proven']:,} are proven equivalent, {total['equivalent']:,} equal the "
             "operator on 10,000 nodes"
         )
+    if further:
+        number = sum(further[name] for name, _ in results)
+        killed, counted = (totals[suites[0]][key] for key in ("killed", "counted"))
+        share = percent(killed / max(1, counted + number))
+        print(f"{share} of the mutants are killed if the {number} not equivalent mutants survive")
     print_low("", {name: counts.share for name, counts in results})
+    print_low(
+        " if the not equivalent mutants survive",
+        {name: counts.examined_share(further[name]) for name, counts in results},
+    )
     print_low(
         " if unresolved mutants survive", {name: counts.least_share for name, counts in results}
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import runpy
 import shlex
 
 import pytest
@@ -131,6 +132,22 @@ def pattern_of(output):
 
 def test_excluded_blocks_exist():
     assert set(NOT_RUN) < set(BLOCKS)
+
+
+def test_numbers_of_examined_mutants_are_the_sums_of_the_tables():
+    text = (REPOSITORY / "docs/equivalent-mutants.md").read_text()
+    introduction = text.partition("## ")[0]
+    groups = re.findall(r"^\| (\d+): .* \| (.*) \|$", text, re.MULTILINE)
+    kinds = {"not equivalent": 0, "not defined": 0, "not applied": 0, "not tested": 0, "": 0}
+    for number, reason in groups:
+        kinds[next(kind for kind in kinds if reason.startswith(kind))] += int(number)
+    unchecked = kinds["not applied"] + kinds["not tested"]
+    for number in (sum(kinds.values()), kinds[""], unchecked):
+        assert re.search(rf"\b{number:,} mutants", introduction)
+    for kind in ("not equivalent", "not defined"):
+        assert re.search(rf'\b{kinds[kind]} mutants .*"{kind}"', introduction)
+    script = runpy.run_path(str(REPOSITORY / "scripts/audit_operators.py"))
+    assert script["not_equivalent"](text).total() == kinds["not equivalent"]
 
 
 @pytest.mark.slow
