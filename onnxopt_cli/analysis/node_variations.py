@@ -22,7 +22,13 @@ from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.values import Array, Value, dtype_named
 from onnxopt_cli.mutation.bound_node import BoundNode, attribute_type
 from onnxopt_cli.mutation.node_mutants import FLAGS, choices
-from onnxopt_cli.mutation.proofs import SIGNED_ATTRIBUTES, has_single_value
+from onnxopt_cli.mutation.proofs import (
+    NONNEGATIVE_INPUTS,
+    POSITIVE_INPUTS,
+    SIGNED_ATTRIBUTES,
+    has_single_value,
+    is_listed,
+)
 from onnxopt_cli.oracle.corrections.corrected_reference import unsupported_reason
 from onnxopt_cli.oracle.distributions import is_random
 from onnxopt_cli.oracle.evaluator import ReferenceModel, native_outputs
@@ -34,10 +40,6 @@ from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 # Inputs that must be integers. The operator also allows 8-bit floats, but onnx's reference drops
 # their fractions.
 _INTEGER_INPUTS = frozenset({"QLinearMatMul.a", "QLinearMatMul.b"})
-# Names of inputs that must be finite and positive.
-_POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
-# Inputs that must not be negative: OPERATOR.INPUT, or INPUT for inputs of any operator.
-_NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "var"})
 # The number of changes of a variation is drawn from these numbers.
 _CHANGE_COUNTS = (1, 1, 2, 2, 3, 4)
 # The number of changes is drawn from these numbers if a node must stay near to another node.
@@ -492,15 +494,15 @@ def _is_in_domain(node: BoundNode) -> bool:
             continue
         if array.size != 1 and has_single_value(node.node.op_type, formal.name):
             return False
-        if array.dtype.kind not in "fV":
-            continue
-        if f"{node.node.op_type}.{formal.name}" in _INTEGER_INPUTS:
+        is_float = array.dtype.kind in "fV"
+        if is_float and f"{node.node.op_type}.{formal.name}" in _INTEGER_INPUTS:
             return False
-        if formal.name in _POSITIVE_INPUTS and not (np.isfinite(array) & (array > 0)).all():
-            return False
-        names = {formal.name, f"{node.node.op_type}.{formal.name}"}
-        if names & _NONNEGATIVE_INPUTS and not (np.isfinite(array) & (array >= 0)).all():
-            return False
+        is_positive = is_listed(POSITIVE_INPUTS, node.node.op_type, formal.name)
+        if is_positive or is_listed(NONNEGATIVE_INPUTS, node.node.op_type, formal.name):
+            numbers = array.astype(np.float64)
+            is_valid = np.isfinite(numbers) & (numbers > 0 if is_positive else numbers >= 0)
+            if not is_valid.all():
+                return False
     return node.node.op_type != "ConvTranspose" or not _has_negative_padding(node)
 
 

@@ -16,11 +16,11 @@ from onnx import defs
 _Option = defs.OpSchema.FormalParameterOption
 #: Integer attributes that may be negative. All other attributes are counts, sizes or flags.
 SIGNED_ATTRIBUTES = frozenset({
-    "axes", "axis", "batch_axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
+    "axes", "axis", "cats_int64s", "classlabels_int64s", "classlabels_ints",
     "default_int64", "end", "ends", "ignore_index", "imputed_value_int64s", "int64_vocabulary", "k",
     "keys_int64s", "left_window_size", "nodes_truenodeids", "paddings", "pads", "pool_int64s",
     "replaced_value_int64", "right_window_size", "scan_input_axes", "scan_output_axes", "shape",
-    "start", "starts", "time_axis", "value_int", "value_ints", "values_int64s",
+    "start", "starts", "value_int", "value_ints", "values_int64s",
 })  # fmt: skip
 # Inputs that have only one element, by name or by operator and name.
 _SINGLE_VALUES = frozenset({
@@ -70,6 +70,10 @@ _COUNTS = frozenset({
     "ConstantOfShape.input", "Expand.shape", "HammingWindow.size", "HannWindow.size",
     "MaxUnpool.I", "MaxUnpool.output_shape", "TopK.K", "TopK.k",
 })  # fmt: skip
+#: Inputs that must be finite and positive, by name or by operator and name.
+POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
+#: Inputs that must be finite and may not be negative, by name or by operator and name.
+NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "iou_threshold", "var"})
 # Inputs whose values have no effect on the result. Only their type or shape has an effect.
 _UNREAD = frozenset({
     "CastLike.target_type", "EyeLike.input", "OptionalHasElement.input", "Shape.data", "Size.data",
@@ -106,17 +110,18 @@ def _has_one_input(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_unsigned_attribute(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    name = match[1]
+    name = match[1] or match[2]
     is_window_pads = name == "pads" and schema.name != "Pad"
     return name in schema.attributes and (name not in SIGNED_ATTRIBUTES or is_window_pads)
 
 
 def has_single_value(op_type: str, name: str) -> bool:
     """Return whether an input of an operator has only one element."""
-    return _is_listed(_SINGLE_VALUES, op_type, name)
+    return is_listed(_SINGLE_VALUES, op_type, name)
 
 
-def _is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
+def is_listed(names: AbstractSet[str], op_type: str, name: str) -> bool:
+    """Return whether names contain an input, either by name or by operator and name."""
     return name in names or f"{op_type}.{name}" in names
 
 
@@ -125,7 +130,7 @@ def _input_among(names: AbstractSet[str]) -> Callable[[defs.OpSchema, re.Match[s
 
     def condition(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         is_input = any(formal.name == match[1] for formal in schema.inputs)
-        return is_input and _is_listed(names, schema.name, match[1])
+        return is_input and is_listed(names, schema.name, match[1])
 
     return condition
 
@@ -140,7 +145,7 @@ def _is_among_vectors(schema: defs.OpSchema, match: re.Match[str]) -> bool:
         return False
     other_names = [formal.name for formal in schema.inputs if formal.name != match[1]]
     return len(other_names) < len(schema.inputs) and all(
-        _is_listed(_VECTORS | _SINGLE_VALUES, schema.name, name) for name in other_names
+        is_listed(_VECTORS | _SINGLE_VALUES, schema.name, name) for name in other_names
     )
 
 
@@ -194,13 +199,23 @@ PROOFS: Sequence[Proof] = (
     ),
     Proof(
         "The specification allows no negative value of this attribute.",
-        re.compile(r"(\w+) without its sign"),
+        re.compile(r"(\w+) without its sign|negative (\w+) off by one"),
         _is_unsigned_attribute,
     ),
     Proof(
         "The specification allows no negative value of this input.",
         re.compile(r"(\w+) (without (its )?sign|without negative values|of the other sign)"),
         _input_among(_COUNTS),
+    ),
+    Proof(
+        "The input must be finite, and must not be negative.",
+        re.compile(r"(\w+) without (sign|negative values|NaN|infinity)"),
+        _input_among(POSITIVE_INPUTS | NONNEGATIVE_INPUTS),
+    ),
+    Proof(
+        "The input must not be 0.",
+        re.compile(r"(\w+) zero read as 1"),
+        _input_among(POSITIVE_INPUTS),
     ),
     Proof(
         "The input is a vector, so it has neither batches nor two axes.",

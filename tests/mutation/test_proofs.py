@@ -14,8 +14,18 @@ from onnxopt_cli.suites.operators.node_draft import Unsuitable
 
 OPERATORS = (
     *("Abs", "Acos", "Add", "CumSum", "Dropout", "Equal", "Exp", "EyeLike", "IsNaN", "LSTM"),
-    *("MaxPool", "Mean", "MelWeightMatrix", "QLinearConv", "ReduceMax", "ReduceSum", "Size"),
-    *("Squeeze", "StringNormalizer", "Tile", "TreeEnsembleRegressor", "Xor"),
+    *("MaxPool", "Mean", "MelWeightMatrix", "NonMaxSuppression", "QLinearConv", "ReduceMax"),
+    *(
+        "ReduceSum",
+        "Resize",
+        "ReverseSequence",
+        "Size",
+        "Squeeze",
+        "StringNormalizer",
+        "Tile",
+        "TreeEnsembleRegressor",
+        "Xor",
+    ),
 )
 DOMAINS = {"TreeEnsembleRegressor": "ai.onnx.ml"}
 SEEDS = range(2000, 2012)
@@ -118,6 +128,28 @@ def test_conversion_that_changes_no_value_of_a_type_is_proven_equivalent(
 )
 def test_zero_point_of_integer_convolution_has_a_single_value(name, is_proven):
     assert bool(equivalence_proof(newest("ConvInteger"), name)) == is_proven
+
+
+@pytest.mark.parametrize(
+    ("operator", "mutant", "is_proven"),
+    [
+        ("Resize", "scales without negative values", True),
+        ("Resize", "scales zero read as 1", True),
+        ("Resize", "scales clamped to 6", False),
+        ("Resize", "roi without infinity", False),
+        ("NonMaxSuppression", "iou_threshold without sign", True),
+        # A threshold may be 0.
+        ("NonMaxSuppression", "iou_threshold zero read as 1", False),
+        ("NonMaxSuppression", "score_threshold without sign", False),
+        ("ReverseSequence", "negative batch_axis off by one", True),
+        ("ReverseSequence", "time_axis without its sign", True),
+        ("Softmax", "negative axis off by one", False),
+    ],
+)
+def test_misreading_of_values_that_an_input_cannot_have_is_proven_equivalent(
+    operator, mutant, is_proven
+):
+    assert bool(equivalence_proof(newest(operator), mutant)) == is_proven
 
 
 def test_mutants_that_are_proven_equivalent_are_not_generated():
