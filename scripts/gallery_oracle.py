@@ -10,7 +10,6 @@ rounding of the output's type.
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -238,24 +237,6 @@ def global_max_pool(operands: Operands, attributes: Attributes, version: int) ->
     del attributes, version
     source = _exact(operands[0])
     return [source.max(tuple(range(2, source.ndim)), keepdims=True)]
-
-
-def grid_sample(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
-    """Interpolate in two dimensions: cubic, with padding_mode=border and align_corners=0."""
-    del version
-    _require(attributes, mode="cubic", padding_mode="border", align_corners=0)
-    source, grid = map(_exact, operands)
-    batches, channels, height, width = source.shape
-    result = np.zeros((batches, channels, *grid.shape[1:3]))
-    for batch, row, column in np.ndindex(*grid.shape[:3]):
-        x = ((grid[batch, row, column, 0] + 1) * width - 1) / 2
-        y = ((grid[batch, row, column, 1] + 1) * height - 1) / 2
-        for down, right in itertools.product(range(-1, 3), repeat=2):
-            pixel = math.floor(y) + down, math.floor(x) + right
-            weight = _cubic_weight(y - pixel[0]) * _cubic_weight(x - pixel[1])
-            inside = min(max(pixel[0], 0), height - 1), min(max(pixel[1], 0), width - 1)
-            result[batch, :, row, column] += weight * source[(batch, slice(None), *inside)]
-    return [result]
 
 
 def _cubic_weight(distance: float, a: float = -0.75) -> float:
@@ -633,7 +614,6 @@ OPERATORS: Mapping[str, Function] = {
     "Gemm": gemm,
     "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_max_pool,
-    "GridSample": grid_sample,
     "HammingWindow": cosine_window(25 / 46, 21 / 46),
     "HannWindow": cosine_window(0.5, 0.5),
     "Hardmax": _along_axis(_hardmax),

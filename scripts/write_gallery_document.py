@@ -55,8 +55,8 @@ source.
 The gallery omits three kinds of differences:
 
 - contested readings, about which the specification, onnx's reference and several runtimes disagree:
-  `Resize` with `align_corners` and a scale that leaves a fraction, `RoiAlign` with `mode=max`, and
-  `MaxUnpool` with `output_shape`;
+  `Resize` with `align_corners` and a scale that leaves a fraction, `RoiAlign` with `mode=max`,
+  `MaxUnpool` with `output_shape`, and `GridSample` with `mode=cubic` and `padding_mode=border`;
 - results that are less accurate than usual, such as `Erf` near 0 with an absolute error of 1e-7;
 - conversions between NumPy and a runtime without bfloat16 or unsigned integers.
 """

@@ -131,6 +131,27 @@ def roi_case():
     return node, inputs, roi_maximum_by_specification(x[0], inputs["rois"][0], 2, 3, 2)
 
 
+def grid_case():
+    pixels = np.array([1.0, 4, -2], np.float32)
+    inputs = {
+        "X": pixels.reshape(1, 1, 1, 3),
+        "grid": np.array([[[[-1.5, 0], [1.25, 0], [0.5, 0]]]], np.float32),
+    }
+    values = []
+    for x in (-0.5, 2.25, 1.5):
+        distances = np.abs(x - (np.floor(x) + np.arange(-1, 3)))
+        weights = np.where(
+            distances <= 1,
+            1.25 * distances**3 - 2.25 * distances**2 + 1,
+            -0.75 * distances**3 + 3.75 * distances**2 - 6 * distances + 3,
+        )
+        places = np.clip(np.floor(x) + np.arange(-1, 3), 0, 2).astype(int)
+        values.append(weights @ pixels[places])
+    attributes = {"mode": "cubic", "padding_mode": "border", "align_corners": 1}
+    node = helper.make_node("GridSample", list(inputs), ["Y"], **attributes)
+    return node, inputs, np.array(values).reshape(1, 1, 1, 3)
+
+
 def clip_case():
     x = np.array([0.5, -3, 11, 2], np.float32)
     inputs = {"x": x, "min": np.array(0, np.float32), "max": np.array(np.nan, np.float32)}
@@ -166,6 +187,7 @@ def dequantize_case():
 CASES = {
     "Resize": resize_case,
     "RoiAlign": roi_case,
+    "GridSample": grid_case,
     "Clip": clip_case,
     "MaxUnpool": unpool_case,
     "Normalizer": normalizer_case,

@@ -861,14 +861,8 @@ def test_columns_summed_at_once_equal_those_summed_by_the_reference(few_windows)
 
 
 @pytest.mark.parametrize("aligned", [0, 1])
-@pytest.mark.parametrize(
-    ("mode", "padding"),
-    [
-        *product(["nearest", "linear", "cubic"], ["zeros", "reflection"]),
-        # Cubic is missing, because the reference moves coordinates to the border first.
-        *product(["nearest", "linear"], ["border"]),
-    ],
-)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_grid_sample_equals_the_samples_of_the_reference(mode, padding, aligned):
     random = np.random.default_rng(0)
     # The reference rounds coordinates to float32, which changes none of these coordinates.

@@ -16,6 +16,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
+from onnxopt_cli.oracle.corrections import grids
 from onnxopt_cli.oracle.corrections.float_outputs import in_single
 from onnxopt_cli.oracle.patching import reference_modules
 
@@ -54,7 +55,8 @@ class Contested:
         outcome: for each reading, a description of the result.
         concerns: takes the attributes and inputs of a node and the opset version, and returns
             whether the readings may differ at the node.
-        place: the function of onnx's reference that is replaced in the second reading.
+        place: the function that is replaced in the second reading: a function of onnx's reference,
+            or of the correction ``grids``.
         second: the replacement. Its first argument is the original function.
     """
 
@@ -91,8 +93,9 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
     bound = []
     for entry in CONTESTED:
         if entry.name in names:
-            *within, name = entry.place.split(".")
-            owner: Any = reduce(getattr, within, reference_modules())
+            module, *within, name = entry.place.split(".")
+            first = grids if module == "grids" else getattr(reference_modules(), module)
+            owner: Any = reduce(getattr, within, first)
             # The current function may itself be a correction of the reference's function.
             bound.append((owner, name, _bound(entry.second, getattr(owner, name))))
     return bound
@@ -318,6 +321,33 @@ CONTESTED: tuple[Contested, ...] = (
         ),
         place="op_roi_align.RoiAlign._run",
         second=_largest_of_interpolated,
+    ),
+    Contested(
+        name="GridSample: cubic interpolation with border values",
+        operator="GridSample",
+        readings=(
+            Quotation(
+                'if padding_mode == "border": x[i] = self._clamp(v, 0, dims[i] - 1)',
+                "reference, op_grid_sample.py; v is the coordinate of a point outside of the image",
+                f"{_TREE}/reference/ops/op_grid_sample.py",
+            ),
+            Quotation(
+                "border: use border values for out-of-bound grid locations",
+                "text of GridSample 22, padding_mode; PyTorch, to which the text refers, does this "
+                "for each pixel",
+                f"{_DOCUMENTS}/onnx__GridSample.html",
+            ),
+        ),
+        outcome=(
+            "a point outside of the image has the value of the border",
+            "a pixel outside of the image has the value of the nearest pixel inside",
+        ),
+        concerns=lambda attributes, _inputs, _opset: (
+            attributes.get("mode", b"linear") in (None, b"cubic", b"bicubic")
+            and attributes.get("padding_mode", b"zeros") in (None, b"border")
+        ),
+        place="grids.moves_to_border",
+        second=lambda _first, mode: mode != "cubic",
     ),
     Contested(
         name="Clip: a bound that is NaN",

@@ -1,8 +1,7 @@
 """GridSample, computed for all points together.
 
 onnx's reference computes one point after the other, and rounds coordinates to float32. In this
-module, coordinates have the type of the grid. Cubic interpolation limits the indices of pixels to
-the image, not the coordinate.
+module, coordinates have the type of the grid.
 """
 
 from __future__ import annotations
@@ -57,6 +56,14 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
     return values.reshape(*x.shape[:2], *grid.shape[1:-1])
 
 
+def moves_to_border(mode: str) -> bool:  # noqa: ARG001 - a second reading depends on the mode
+    """Return whether the padding "border" moves points outside of an image to its border.
+
+    Otherwise, only the pixels that are read are moved into the image.
+    """
+    return True
+
+
 class _Axis:
     """An axis of space, with the rule for coordinates outside of an image."""
 
@@ -73,7 +80,7 @@ class _Axis:
         x = np.rint(x) if mode == "nearest" else x
         if self._padding == "reflection":
             x = self._reflected(x).astype(x.dtype)
-        elif self._padding == "border" and mode != "cubic":
+        elif self._padding == "border" and moves_to_border(mode):
             outside = (x < self._least) | (x > self._largest)
             x = np.where(outside, np.clip(x, 0, self._size - 1), x)
         if np.isnan(x).any():
