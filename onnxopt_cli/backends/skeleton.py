@@ -45,7 +45,7 @@ def write_skeleton(folder: Path, language: str) -> tuple[list[Path], list[str]]:
         create_last_folder(folder)
         if any(folder.iterdir()):
             raise UsageError(
-                f"{printable(str(folder))} is not empty", hint="give a new or an empty folder"
+                f"{printable(str(folder))} is not empty", hint="name a new or an empty folder"
             )
         for path in sorted(source.rglob("*")):
             if path.is_dir() or "__pycache__" in path.parts:

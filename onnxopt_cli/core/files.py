@@ -140,6 +140,8 @@ def create_last_folder(folder: Path) -> None:
         OSError: if the folder cannot be created, or the folder above it does not exist.
     """
     _require_folder_above(folder)
+    if folder.exists() and not folder.is_dir():
+        raise OSError(errno.ENOTDIR, f"{folder} is not a folder")
     folder.mkdir(exist_ok=True)
 
 

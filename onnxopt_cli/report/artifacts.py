@@ -43,9 +43,7 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
     if not empty:
-        raise UsageError(
-            f"--artifacts {folder} is not empty", hint="remove it, or name another folder"
-        )
+        raise UsageError(f"--artifacts {folder} is not empty", hint="name a new or an empty folder")
 
 
 def write_artifacts(

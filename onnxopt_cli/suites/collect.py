@@ -30,6 +30,7 @@ from onnxopt_cli.errors import (
     NothingSelected,
     UsageError,
 )
+from onnxopt_cli.operators.registry import registry
 
 _YAML = (".yaml", ".yml", ".json")
 # The text by which JSON files in a folder are recognized as case files.
@@ -281,6 +282,7 @@ def _find_named(target: str, suites: _Suites, open_progress: OpenProgress) -> _F
         hints = [nearest(suite, names), _near_path(Path(target))]
         if "/" in target:
             hints.reverse()
+        hints.insert(0, _operator_hint(target))
         raise UsageError(
             f"no such path, suite or case: {printable(target)}",
             hint=next(filter(None, hints), f"the suites are {', '.join(names)}"),
@@ -301,6 +303,16 @@ def _find_named(target: str, suites: _Suites, open_progress: OpenProgress) -> _F
         near = nearest(target, [case.id for case in found], f"onnxopt list {suite} shows all")
         raise UsageError(f"the suite {suite} has no case {printable(target)}", hint=near)
     return chosen, []
+
+
+def _operator_hint(target: str) -> str:
+    """Return a hint for a target that is the name of an operator; empty for any other target."""
+    from onnx.defs import get_all_schemas
+
+    names = [operator.name for operator in registry().operators]
+    names += [schema.name for schema in get_all_schemas()]
+    name = next((name for name in names if name.lower() == target.lower()), "")
+    return name and f"{name} is an operator; --operator {name} selects its cases"
 
 
 def _near_path(path: Path) -> str:

@@ -411,7 +411,7 @@ def write_directory(folder: Path, problem: Problem) -> dict[str, bytes]:
         folder.mkdir(parents=True, exist_ok=True)
         # Files of another case in the folder would be read as a part of the written case.
         if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty", hint="remove it, or choose another folder")
+            raise UsageError(f"{folder} is not empty", hint="name a new or an empty folder")
         write_new_directory(folder, files)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror or error}") from error
