@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from commands import unbroken
+from commands import Output
 from hypothesis import HealthCheck, settings
 
 from onnxopt_cli.cli import main
@@ -78,16 +78,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name in _QUICK_PACKAGES and not item.get_closest_marker("slow"):
             item.add_marker("quick")
-
-
-class Output(str):
-    """Output in which ``in`` also finds phrases that are wrapped over several lines."""
-
-    __slots__ = ()
-
-    def __contains__(self, phrase: object) -> bool:
-        text = str(phrase)
-        return super().__contains__(text) or text in " ".join(unbroken(self).split())
 
 
 @dataclass(frozen=True)

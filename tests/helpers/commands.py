@@ -19,10 +19,13 @@ def run_command(
     timeout: float = 600,
 ) -> subprocess.CompletedProcess:
     """Run ``onnxopt`` with empty standard input; return its exit code and output."""
-    return subprocess.run(
+    done = subprocess.run(
         _arguments("onnxopt_cli", words), cwd=cwd, env=env, text=text, timeout=timeout,
         stdin=subprocess.DEVNULL, capture_output=True, start_new_session=True, check=False,
     )  # fmt: skip
+    if text:
+        done.stdout, done.stderr = Output(done.stdout), Output(done.stderr)
+    return done
 
 
 def start_command(
@@ -42,6 +45,16 @@ def start_command(
 def unbroken(output: str) -> str:
     """Return output in which each shell command of several lines is joined to one line."""
     return re.sub(r" \\\n *", " ", output)
+
+
+class Output(str):
+    """Output in which ``in`` also finds phrases that are wrapped over several lines."""
+
+    __slots__ = ()
+
+    def __contains__(self, phrase: object) -> bool:
+        text = str(phrase)
+        return super().__contains__(text) or text in " ".join(unbroken(self).split())
 
 
 def _arguments(module: str, words: Iterable[str | Path]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commands import run_command
+from commands import Output, run_command
 from places import PLUGINS, REPOSITORY
 
 HOSTILE = PLUGINS / "hostile.py"
@@ -54,7 +54,7 @@ class Run:
         return self.process.returncode
 
     def wait(self, seconds: float = 60) -> Run:
-        self.out, self.err = self.process.communicate(timeout=seconds)
+        self.out, self.err = map(Output, self.process.communicate(timeout=seconds))
         return self.read()
 
     def read(self) -> Run:
