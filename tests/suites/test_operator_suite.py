@@ -168,6 +168,13 @@ def test_a_loss_ignores_the_first_class():
     np.testing.assert_allclose(problem.stored["loss"], -np.mean(chosen), rtol=1e-6)
 
 
+def test_a_sequence_of_no_elements_is_not_reversed():
+    problem = draw_boundary("ReverseSequence", "empty_sequence").problem
+    expected = problem.inputs["input"].copy()
+    expected[:, 0] = expected[::-1, 0]
+    np.testing.assert_array_equal(problem.stored["Y"], expected)
+
+
 @pytest.mark.parametrize(("axis", "count"), [(-1, 3), (-2, 2)])
 def test_a_cube_is_split_along_a_negative_axis(axis, count):
     problem = draw_boundary("Split", f"cube_axis_{-axis}_from_end_{count}_parts").problem

@@ -162,7 +162,7 @@ def _grams() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _boxes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield infinite scores, equal boxes of a tiny area, and more boxes than the limit."""
+    """Yield infinite scores, and more boxes than the limit."""
     suppression = "NonMaxSuppression"
     left = np.arange(10, dtype=np.float32) * 2
     boxes = np.stack([left * 0, left, left * 0 + 1, left + 1], axis=1)[None]
@@ -171,9 +171,5 @@ def _boxes() -> Iterator[tuple[str, str, Generator]]:
     yield suppression, "infinite_score", fixed_node(boxes[:, :3].copy(), scores, np.array([3]))
     ranks = (np.arange(10, dtype=np.float32) * 3 % 10).reshape(1, 1, 10)
     yield suppression, "limit_of_eight", fixed_node(boxes, ranks, np.array([8]))
-    tiny = np.array([[[0, 0, 1e-25, 1e-25]] * 2], np.float32)
-    pair = np.array([[[0.5, 0.25]]], np.float32)
-    equal = fixed_node(tiny, pair, np.array([2]), np.array([0.5], np.float32))
-    yield suppression, "equal_tiny_boxes", equal
     scattered = fixed_node(distinct(4, 3), int64s([-1, 0, 1]), distinct(1, 3) / 2)
     yield "Scatter", "negative_index", scattered

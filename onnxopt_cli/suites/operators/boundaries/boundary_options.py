@@ -97,11 +97,12 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _empty_results() -> Iterator[tuple[str, str, Generator]]:
-    """Yield results that have an axis of length 0."""
+    """Yield results that have an axis of length 0, and a sequence of no elements."""
     yield "CenterCropPad", "no_rows", fixed_node(distinct(2, 3), int64s(0, 3))
     data = distinct(2, 3, 4)
     nowhere = np.zeros((2, 0, 1), np.int64)
     yield "GatherND", "no_positions", fixed_node(data, nowhere, batch_dims=1)
+    yield "ReverseSequence", "empty_sequence", fixed_node(distinct(4, 3), int64s(4, 0, 1))
 
 
 def _quantized() -> Iterator[tuple[str, str, Generator]]:
