@@ -744,6 +744,19 @@ def test_ties_of_integer_products_are_exact_if_scales_are_powers_of_two(scale, e
     assert not passes_estimate(model, inputs, np.uint8([[3]]))
 
 
+@pytest.mark.parametrize("zero_point", [0, 7])
+def test_ties_of_quantized_convolutions_may_round_either_way(zero_point):
+    zero, half = np.array(0, np.uint8), np.array(0.5, np.float32)
+    x, w = np.array([[[9, 11]]], np.uint8), np.array([[[1]]], np.uint8)
+    names = ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"]
+    operands = (x, half, zero, w, half, zero, half, np.array(zero_point, np.uint8))
+    model_inputs = dict(zip(names, operands, strict=True))
+    model = model_of([("QLinearConv", names, {})], model_inputs, types=[TensorProto.UINT8])
+    for rounded in ([4, 5], [4, 6], [5, 5], [5, 6]):
+        assert passes_estimate(model, model_inputs, np.uint8([[rounded]]) + zero_point)
+    assert not passes_estimate(model, model_inputs, np.uint8([[[3, 6]]]) + zero_point)
+
+
 def test_cancelling_terms_of_any_sign_widen_the_tolerance():
     x = np.array([[1e6, 1.0, -1e6, 1e-3]], np.float32)
     inputs = {"x": x, "w": np.ones((4, 1), np.float32)}

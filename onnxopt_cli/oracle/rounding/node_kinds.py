@@ -143,8 +143,9 @@ _LISTED = {
 #: perturbed.
 SHAPE_INPUTS = {"Resize": {1, 2}, "Upsample": {1}, "Range": {0, 1, 2}}
 
-# For each operator, the indices of the scales by which integers are divided and multiplied.
-_SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6), "QLinearConv": (1, 4, 6)}
+# For each operator whose specification states how ties are rounded, the indices of the scales by
+# which numbers are divided and multiplied. The specification of QLinearConv does not state this.
+_SCALES = {"QuantizeLinear": (1,), "QLinearMatMul": (1, 4, 6)}
 
 # Operators whose floating-point outputs are discontinuous. Operators that are not listed are
 # continuous except at poles. MaxRoiPool and MelWeightMatrix round coordinates.
