@@ -30,6 +30,7 @@ from onnxopt_cli.oracle.evaluator import (
 )
 from onnxopt_cli.oracle.patching import corrected, reference_modules
 from onnxopt_cli.oracle.rounding.intermediate_values import moved_weights
+from onnxopt_cli.oracle.rounding.node_kinds import classify
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
 
 _HEADER = '<ir_version: 8, opset_import: ["": 17]>'
@@ -311,6 +312,26 @@ def _visited(text: str) -> list[str]:
     np.testing.assert_allclose(wide, expected[0], rtol=1e-6)
     assert wide.dtype == np.float64
     return operators
+
+
+def test_element_of_a_kernel_is_moved_in_a_single_output_channel(monkeypatch):
+    random = np.random.default_rng(3)
+    inputs = [random.standard_normal(shape) for shape in ((1, 4, 8, 8), (6, 4, 3, 3), (6,))]
+    node = SimpleNamespace(op_type="Conv", onnx_node=helper.make_node("Conv", ["x", "w"], ["y"]))
+    convolve = reference_modules().op_conv._conv_implementation
+    channels: list[int] = []
+
+    def compute(x, w, b):
+        channels.append(len(w))
+        return [convolve(x, w, b, "NOTSET", [1, 1], 1, [3, 3], [0, 0, 0, 0], [1, 1])]
+
+    outputs = compute(*inputs)
+    node_class = classify(node, compute, inputs, outputs)
+    assert node_class.terms > 4 * 3 * 3
+    # Two elements of each operand are moved. The kernels also run without a moved element.
+    assert channels == [6] * 3 + [1] * 8
+    monkeypatch.setattr("onnxopt_cli.oracle.rounding.node_kinds._reduced", lambda *_: None)
+    assert classify(node, compute, inputs, outputs) == node_class
 
 
 def test_constants_of_a_graph_do_not_run():
