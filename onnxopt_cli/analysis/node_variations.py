@@ -72,8 +72,6 @@ _INSERTED_AXES = (1, 1, 2, 4)
 _SMALL_INTEGER = 8
 # The number of binary digits of float32.
 _FLOAT32_BITS = 24
-# Integers of any magnitude are drawn with at most this number of binary digits.
-_INTEGER_BITS = 62
 # An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes, sizes or
 # indices.
 _MAX_PARAMETERS = 16
@@ -961,7 +959,7 @@ def _magnitudes(random: Random, node: BoundNode) -> BoundNode:
     """Draw new elements of an input from a wide range of magnitudes.
 
     The elements of floating-point inputs are arbitrary numbers, powers of two, or odd integers with
-    all digits of the type. In some nodes, all of them are powers of two of similar magnitude.
+    all digits of the type. In some nodes, all of them have similar magnitudes.
     Sometimes, only half of the elements are new. Parameters such as lengths remain unchanged.
     """
     places = [place for place in _tensors(node) if _has_any_magnitude(node, place)]
@@ -973,16 +971,15 @@ def _magnitudes(random: Random, node: BoundNode) -> BoundNode:
     signs = draw.choice((-1, 1), array.shape) if (array < 0).any() else 1
     numbers: Array
     if array.dtype.kind in "iu":
-        bits = draw.randint(0, min(8 * array.dtype.itemsize, _INTEGER_BITS + 1), array.shape)
-        longest = draw.randint(0, 1 << _INTEGER_BITS, array.shape, dtype=np.int64)
-        numbers = np.asarray(signs * (longest >> (_INTEGER_BITS - bits)))
+        numbers = np.asarray(signs * _integers_of_any_length(draw, array))
     else:
         limits = np.finfo(array.dtype)
         largest = random.choice((_FLOAT32_BITS, limits.maxexp - 4))
         lowest = -min(largest, -limits.minexp)
-        if random.randrange(3) == 0:
+        if random.randrange(2):
             exponents = draw.randint(lowest, largest) + draw.randint(0, 4, array.shape)
-            numbers = signs * np.ldexp(1.0, exponents)
+            fractions = draw.uniform(0.5, 1, array.shape) if random.randrange(2) else 1.0
+            numbers = signs * np.ldexp(fractions, exponents)
         else:
             powers = np.ldexp(1.0, draw.randint(lowest, largest, array.shape))
             integers = np.ldexp(1.0, limits.nmant) + 2 * draw.randint(0, 1 << 9, array.shape) + 1
@@ -991,6 +988,17 @@ def _magnitudes(random: Random, node: BoundNode) -> BoundNode:
     if random.randrange(2):
         numbers = np.where(draw.rand(*array.shape) < 0.5, numbers, array)  # noqa: PLR2004 - a half
     return node.with_operand(place, np.asarray(numbers).astype(array.dtype))
+
+
+def _integers_of_any_length(draw: np.random.RandomState, like: Array) -> Array:
+    """Return nonnegative integers whose numbers of binary digits are evenly distributed.
+
+    The integers have the type and shape of ``like``.
+    """
+    most = 8 * like.dtype.itemsize - (like.dtype.kind == "i")
+    longest = np.asarray(draw.randint(0, 1 << most, like.shape, dtype=np.uint64))
+    dropped_bits = np.asarray(draw.randint(0, most, like.shape, dtype=np.uint64))
+    return (longest >> dropped_bits).astype(like.dtype)
 
 
 def _has_any_magnitude(node: BoundNode, place: int) -> bool:

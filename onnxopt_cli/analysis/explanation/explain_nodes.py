@@ -541,7 +541,12 @@ class _NodeSearch:
             is_directed: whether the nodes validate the hypothesis; see :func:`neighbours`.
         """
         assert self._nodes.submit is not None  # noqa: S101 - only called with a backend
-        failures = self._ranking.open_failures()
+        # A node that the hypothesis does not explain cannot become a counterexample by one change.
+        failures = (
+            [sample for sample in self._nodes.samples if best.explains(sample)]
+            if is_directed
+            else self._ranking.open_failures()
+        )
         if not failures:
             failures = [sample for sample in self._nodes.samples if sample.failed]
         failing = small_nodes(failures)

@@ -122,8 +122,19 @@ class Hypothesis:
             return False
         if self.mistake is not None:
             return sample.effects.get(self.mistake.name) is not Effect.NONE
-        is_exception = not sample.is_telling or (not sample.case and sample.may_hide_faults)
-        return self._shows(sample) and not is_exception
+        return sample.is_telling and self._shows(sample) and not self.excepts(sample)
+
+    def excepts(self, sample: NodeSample) -> bool:
+        """Return whether a node that should fail may pass by coincidence; False for a case."""
+        return (
+            self.mistake is None
+            and sample.failed is False
+            and not sample.case
+            and sample.may_hide_faults
+            and sample.is_telling
+            and self.meets(sample)
+            and self._shows(sample)
+        )
 
     def silent_exceptions(self, samples: Iterable[NodeSample]) -> list[str]:
         """Return in words why a fault may be invisible in passing nodes that meet the condition."""
@@ -204,6 +215,15 @@ def agrees_with_nodes(
         sample
         for sample in samples
         if hypothesis.explains(sample) and not any_explains(accepted, sample)
+    ]
+    # A coincidence is an exception only if enough nodes without it agree.
+    short_excepted = sum(sample.has_long_outputs for sample in agreeing) >= MIN_MEETING
+    repeated_excepted = sum(not sample.has_repeated_elements for sample in agreeing) >= MIN_MEETING
+    against += [
+        sample
+        for sample in filter(hypothesis.excepts, samples)
+        if not (short_excepted and sample.has_short_outputs)
+        and not (repeated_excepted and sample.has_repeated_elements)
     ]
     for is_directed, share in (
         (False, MAX_CONTRADICTING_SHARE),

@@ -180,17 +180,35 @@ class NodeSample:
     @cached_property
     def has_short_outputs(self) -> bool:
         """Whether all correct values are wider than 16 bits, and all are exact in 16 bits."""
-        if self.outputs is None:
-            return False
-        arrays = [value for value in self.outputs.right if isinstance(value, np.ndarray)]
+        return self._has_wide_outputs and not self._has_long_value
+
+    @cached_property
+    def has_long_outputs(self) -> bool:
+        """Whether all correct values are wider than 16 bits, and one is not exact in 16 bits."""
+        return self._has_wide_outputs and self._has_long_value
+
+    @property
+    def _right_arrays(self) -> list[Array]:
+        right = self.outputs.right if self.outputs else ()
+        return [value for value in right if isinstance(value, np.ndarray)]
+
+    @property
+    def _has_wide_outputs(self) -> bool:
+        return (
+            self.outputs is not None
+            and len(self._right_arrays) == len(self.outputs.right)
+            and all(array.dtype in (np.float32, np.float64) for array in self._right_arrays)
+        )
+
+    @property
+    def _has_long_value(self) -> bool:
         with np.errstate(over="ignore"):
-            return len(arrays) == len(self.outputs.right) and all(
-                array.dtype in (np.float32, np.float64)
-                and any(
+            return not all(
+                any(
                     np.array_equal(array.astype(short).astype(array.dtype), array, equal_nan=True)
                     for short in (np.float16, ml_dtypes.bfloat16)
                 )
-                for array in arrays
+                for array in self._right_arrays
             )
 
     @property

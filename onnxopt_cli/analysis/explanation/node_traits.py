@@ -941,7 +941,7 @@ def _statements(value: Array) -> list[tuple[Any, str, float]]:
             not is_float and are_inexact_in_float32(value).any(),
             "a value that is not exact in float32", 1.15,
         ),
-        ((numbers < 0).any(), "a negative value", 1.1),
+        ((wide < 0).any(), "a negative value", 1.1),
         ((numbers == 0).any(), "a zero", 1.2),
         ((wide != 0).any(), "a value other than 0", 1.25),
         ((wide != 1).any(), "a value other than 1", 1.3),

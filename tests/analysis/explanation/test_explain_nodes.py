@@ -32,7 +32,7 @@ from onnxopt_cli.analysis.explanation.node_traits import (
     node_numbers,
     node_traits,
 )
-from onnxopt_cli.analysis.node_variations import _related, neighbours
+from onnxopt_cli.analysis.node_variations import _magnitudes, _related, neighbours
 from onnxopt_cli.cases.case import Problem
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.mutation.bound_node import BoundNode
@@ -459,6 +459,36 @@ def test_node_in_which_a_fault_may_be_invisible_is_an_exception(x, right, of_cas
     sample.case = "case"
     assert hypothesis.contradicts(sample) is of_case
     assert hypothesis.silent_exceptions([sample]) == [exception] * bool(exception)
+
+
+@pytest.mark.parametrize(("number", "is_consistent"), [(1.0, False), (1.1, True)])
+def test_short_values_are_an_exception_only_if_nodes_without_them_agree(number, is_consistent):
+    """If all right values are 1, as those of Sign are, the exception would say nothing."""
+    is_float = Trait("X is a float", 1.0)
+    samples = nodes(20, is_float, failed=True) + nodes(4, is_float, failed=False)
+    for place, sample in enumerate(samples):
+        right = np.float32([number if sample.failed else 1.0, -1.0])
+        sample.outputs, sample.inputs = JudgedOutputs([right]), {"x": np.float32([place])}
+    assert agrees_with_nodes(Hypothesis((is_float,), None, 0.0), samples, [], []) is is_consistent
+
+
+def test_nodes_that_validate_a_statement_are_derived_from_nodes_that_it_explains(monkeypatch):
+    is_float = Trait("X is a float", 1.0)
+    explained, others = nodes(3, is_float, failed=True), nodes(3, failed=True, case="case")
+    search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, SearchClock(), LIMIT)
+    search._nodes.samples = [*others, *explained]
+    bases = []
+
+    def neighbours_of(failing, *_):
+        bases.extend(failing)
+        return iter(())
+
+    monkeypatch.setattr(f"{_NodeSearch.__module__}.neighbours", neighbours_of)
+    monkeypatch.setattr(f"{_NodeSearch.__module__}.small_nodes", list)
+    monkeypatch.setattr(f"{_NodeSearch.__module__}.integer_attributes", lambda *_: [])
+    monkeypatch.setattr(search._nodes, "forked", lambda work, _: [node for _, node in work()])
+    search._generate(Hypothesis((is_float,), None, 0.0), is_directed=True)
+    assert bases == explained
 
 
 def test_contradicted_statement_does_not_say_wherever():
@@ -1605,6 +1635,32 @@ def test_truth_values_of_several_elements_are_not_flags(size, text):
     operands = {"a": np.array([True, False]), "b": np.zeros(size, bool)}
     texts = {trait.text for trait in node_traits(BoundNode.of(model, operands), {})}
     assert text not in texts
+
+
+@pytest.mark.parametrize(("x", "is_negative"), [(-np.inf, True), (np.nan, False), (0.0, False)])
+def test_minus_infinity_is_a_negative_value(x, is_negative):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (float[2] x) => (float[2] y) { y = Abs(x) }'
+    )
+    values = np.float32([x, 1.0])
+    texts = {trait.text for trait in node_traits(BoundNode.of(model, {"x": values}), {})}
+    assert ("X has a negative value" in texts) is is_negative
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.int8])
+def test_integers_of_any_magnitude_are_drawn(dtype):
+    node = BoundNode.of(
+        onnx.parser.parse_model(
+            f'<ir_version: 8, opset_import: ["": 16]> g ({dtype.__name__}[99] x) => '
+            f"({dtype.__name__}[99] y) {{ y = Mul(x, x) }}"
+        ),
+        {"x": np.arange(99).astype(dtype)},
+    )
+    drawn = [_magnitudes(Random(seed), node).operand(0) for seed in range(20)]  # noqa: S311
+    numbers = np.concatenate(drawn).astype(np.float64)
+    assert {array.dtype.name for array in drawn} == {dtype.__name__}
+    assert np.iinfo(dtype).max / 2 < numbers.max() <= np.iinfo(dtype).max
+    assert (numbers == 1).any()
 
 
 @pytest.mark.parametrize(("rank", "is_below"), [(5, True), (6, False)])
