@@ -247,21 +247,30 @@ def _fault_of_operator(error: Exception) -> UsageError | None:
 
 def _refused(error: OnnxoptError) -> int:
     click.secho(_ERROR, fg="red", bold=True, nl=False, err=True)
-    message = _wrapped(_ERROR + printable(error.message, lines=True))
-    click.echo(message.removeprefix(_ERROR), err=True)
+    click.echo(_wrapped(printable(error.message, lines=True), len(_ERROR)), err=True)
     if error.hint:
         click.echo(_wrapped(indent(printable(error.hint, lines=True), "  ")), err=True)
     return error.exit_code
 
 
-def _wrapped(text: str) -> str:
-    """Wrap the lines of a text that are too long for standard error; words are not broken."""
+def _wrapped(text: str, column: int = 0) -> str:
+    """Wrap the lines of a text that are too long for standard error; words are not broken.
+
+    Args:
+        text: the text.
+        column: the column at which the first line begins.
+    """
     wrapper = TextWrapper(
         columns_of(sys.stderr),
         subsequent_indent="    ",
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return "\n".join(
-        line if len(line) <= wrapper.width else wrapper.fill(line) for line in text.split("\n")
-    )
+    lines = []
+    for line in text.split("\n"):
+        wrapper.initial_indent = " " * column
+        if column + len(line) > wrapper.width:
+            line = wrapper.fill(line)[column:]  # noqa: PLW2901 - the same line, wrapped
+        lines.append(line)
+        column = 0
+    return "\n".join(lines)

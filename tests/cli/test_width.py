@@ -119,6 +119,11 @@ def test_wrapped_command_can_be_copied(words, onnxopt):
     assert printed.stdout.splitlines() == shlex.split(unbroken(command))
 
 
+def test_message_that_begins_with_a_long_word_begins_beside_error(words, onnxopt):
+    message = onnxopt(*words("run {folder}/vendor.py")).err
+    assert message.startswith(f"error: {NAME}/vendor.py\n    is not a case file\n")
+
+
 def test_variable_columns_sets_the_width(workplace, onnxopt, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     assert len(onnxopt("run", "nothing").err.splitlines()) == 2
