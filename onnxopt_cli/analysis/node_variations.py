@@ -1002,15 +1002,18 @@ def _integers_of_any_length(draw: np.random.RandomState, like: Array) -> Array:
 
 
 def _has_any_magnitude(node: BoundNode, place: int) -> bool:
-    """Return whether an input consists of data whose values may be floats."""
+    """Return whether an input consists of data that may be floats, or that has an output's type."""
     array, formals = node.operand(place), list(node.schema.inputs)
-    name = formals[min(place, len(formals) - 1)].name
+    formal = formals[min(place, len(formals) - 1)]
     return (
         array is not None
         and array.size > 0
         and array.dtype.kind in "fiu"
-        and not has_single_value(node.node.op_type, name)
-        and any(dtype.kind == "f" for dtype in _allowed_types(node, place))
+        and not has_single_value(node.node.op_type, formal.name)
+        and (
+            any(dtype.kind == "f" for dtype in _allowed_types(node, place))
+            or formal.type_str in {output.type_str for output in node.schema.outputs}
+        )
     )
 
 
@@ -1206,7 +1209,7 @@ _CHANGES: tuple[_Change, ...] = (
 # Changes of failing nodes that may refute a condition.
 _DIRECTED_CHANGES: tuple[_Change, ...] = (
     *(_attributes,) * 2, *(_numbers,) * 2, *(_axis,) * 4, *(_rank,) * 2, _narrow, *(_types,) * 2,
-    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions,
+    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions, _constant,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (

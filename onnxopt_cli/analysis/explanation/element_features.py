@@ -385,6 +385,8 @@ _CONTENT_ROUNDINGS = 64
 # _MIN_ROUNDINGS machine epsilons, whichever is larger. It never exceeds _LARGEST_RTOL, so that
 # different multiples can be distinguished.
 _MAX_CONTENT_RTOL, _MIN_ROUNDINGS, _LARGEST_RTOL = 0.01, 4, 0.1
+# Integers of more bytes than this may differ although they are the same double.
+_EXACT_INTEGER_BYTES = 4
 # A wrong order of the right elements may be a coincidence if the right output has at most
 # _MIN_DISTINCT different values.
 _MIN_DISTINCT = 3
@@ -497,34 +499,42 @@ def _in_order(array: Array) -> list[str]:
 
 def _changes(before: Array, after: Array) -> dict[str, Array]:
     """Return statements that compare wrong elements with the right elements."""
-    old, new = before.astype(np.float64), after.astype(np.float64)
+    is_integer = before.dtype.kind in "iu"
+    # Integers of 64 bits are compared as Python's integers, because doubles would round them.
+    kind = object if is_integer and before.dtype.itemsize > _EXACT_INTEGER_BYTES else np.float64
+    old, new = before.astype(kind), after.astype(kind)
+    difference = new - old
+    is_negative = old < 0 if is_integer else np.signbit(old)
     epsilon = _epsilon(before)
     rtol_of_few_digits = max(_MAX_CONTENT_RTOL, _MIN_ROUNDINGS * epsilon)
     rtol = min(_CONTENT_ROUNDINGS * epsilon, rtol_of_few_digits, _LARGEST_RTOL)
     statements = {
-        "are 0": new == 0,
-        "are 1": new == 1,
-        "are NaN": np.isnan(new),
-        "are infinite": np.isinf(new),
+        "are 0": after == 0,
+        "are 1": after == 1,
         "are the right values with the opposite sign": _near(new, -old, rtol),
         # Only negative values can lose their sign. A positive value may differ merely by roundings.
-        "are the right values without their signs": _near(new, np.abs(old), rtol) & np.signbit(old),
+        "are the right values without their signs": _near(new, np.abs(old), rtol) & is_negative,
         "are twice the right values": _near(new, 2 * old, rtol) & (old != 0),
         "are half the right values": _near(2 * new, old, rtol) & (old != 0),
-        "are 1 away from the right values": np.abs(new - old) == 1,
-        "are too large by 1": new == old + 1,
-        "are too small by 1": new == old - 1,
+        "are 1 away from the right values": np.abs(difference) == 1,
+        "are too large by 1": difference == 1,
+        "are too small by 1": difference == -1,
         "are too large": new > old,
         "are too small": new < old,
     }
-    if before.dtype.kind in "iu":
+    if is_integer:
         limits = np.iinfo(before.dtype)
         statements["are the largest value of their type"] = after == limits.max
         statements["are the smallest value of their type"] = after == limits.min
-    return statements
+    else:
+        statements["are NaN"] = np.isnan(new)
+        statements["are infinite"] = np.isinf(new)
+    return {text: np.asarray(holds, bool) for text, holds in statements.items()}
 
 
 def _near(first: Array, second: Array, rtol: float) -> Array:
+    if first.dtype == object:
+        return np.asarray(first == second, bool)
     return np.asarray(np.isclose(first, second, rtol=rtol, atol=0))
 
 

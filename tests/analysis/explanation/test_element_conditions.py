@@ -220,6 +220,22 @@ def test_multiples_are_distinguished_in_types_of_few_digits(name, factor):
     assert not any("the right values" in content for content in contents)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(1, {"are too large", "are too large by 1", "are 1 away from the right values"}),
+     (-3, {"are too small"})],
+)  # fmt: skip
+def test_integers_that_doubles_cannot_represent_are_compared_exactly(dtype, error, expected):
+    right = np.arange(4, dtype=dtype) + dtype((1 << 62) + 1)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 19]> g (int64[4] X) => (int64[4] Y) { Y = Abs (X) }'
+    )
+    features = element_features(BoundNode.of(model, {"X": np.zeros(4, np.int64)}), right)
+    returned = (right.astype(object) + error).astype(dtype)
+    assert wrong_content(features, right, returned, np.ones(4, bool)) == expected
+
+
 def test_nodes_with_equal_inputs_do_not_prove_a_condition():
     def with_the_same_input(x, y):
         return nan_as_zero(x, y) if x.size == 49 else y
