@@ -85,12 +85,18 @@ class ConditionQueries(ConditionFitting):
 
     def _observe(self, call: Call[Array]) -> Sample | None:
         """Submit a node, and add the result to the samples."""
+        sample = self._submitted(call)
+        if sample:
+            self._samples.append(sample)
+        return sample
+
+    def _submitted(self, call: Call[Array]) -> Sample | None:
+        """Submit a node; the result is None if the backend returns no outputs."""
         returned = self._submit(call) if self._submit else None
         if returned is None:
             return None
         right = [derived_output.branch for derived_output in bound(call)]
-        self._samples.append(self._sampled(call, right, returned))
-        return self._samples[-1]
+        return self._sampled(call, right, returned)
 
     def _sampled(
         self, call: Call[Array], right: Sequence[Branch], returned: Sequence[Array] | None = None
@@ -98,16 +104,22 @@ class ConditionQueries(ConditionFitting):
         mistaken = self._mistake.run(call) if self._mistake else None
         return sample(call, right, returned, mistaken or None)
 
-    def _drawn(self, count: int, *, wide: bool = False) -> Iterator[Sample]:
+    def _drawn(
+        self, count: int, copied: Sequence[Sample] = (), *, wide: bool = False
+    ) -> Iterator[Sample]:
         """Generate inputs that are changed copies of known inputs.
 
         Args:
             count: the number of attempts; fewer inputs are yielded.
+            copied: the known inputs to copy; all if empty.
             wide: whether to make more changes, and to mix each known input with a passing input.
         """
-        calls = sorted(self._samples, key=lambda each: each.call.size + len(each.call.groups))
+        calls = sorted(
+            copied or self._samples, key=lambda each: each.call.size + len(each.call.groups)
+        )
         failing = _smaller_half([each.call for each in calls if each.failed])
         passing = _smaller_half([each.call for each in calls if not each.failed]) or failing
+        failing = failing or passing
         for bases in (failing, failing, passing) * (count // 3):
             base = self._random.choice(bases)
             if wide:
@@ -240,17 +252,24 @@ class ConditionQueries(ConditionFitting):
         met = Counter[bool]()
         conditions = self._paths[0].conditions
         # Variations of a single failing input may refute the conditions, but do not support them.
+        # Therefore, only a variation that refutes the conditions is added to the samples.
         for candidate in self._directed_variations(conditions):
-            sample = self._observe(candidate.call)
-            if sample and self._meets(conditions, sample) and not sample.failed:
+            sample = self._submitted(candidate.call)
+            if sample and self._refutes(self._meets(conditions, sample), sample.failed):
+                self._samples.append(sample)
                 return False
         for meets, failed in self._outcomes(conditions):
-            # If failures may have several causes, an input may also fail without meeting the
-            # conditions.
-            if meets != failed and not (failed and self._partial):
+            if self._refutes(meets, failed):
                 return False
             met[meets] += 1
         return supports_wherever(met[True], met[False])
+
+    def _refutes(self, meets: bool, failed: bool) -> bool:
+        """Return whether an input refutes conditions.
+
+        If failures may have several causes, an input may also fail without meeting the conditions.
+        """
+        return meets != failed and not (failed and self._partial)
 
     def _directed_variations(self, conditions: Sequence[Condition]) -> Iterator[Sample]:
         """Yield variations of a few failing nodes that may refute conditions.

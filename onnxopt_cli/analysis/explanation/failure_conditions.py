@@ -261,24 +261,21 @@ class _Search(ConditionQueries):
         """
         if len(conditions) == 1:
             return True
-        outcomes = [Counter[bool](), Counter[bool]()]
-        for each in self._samples:
-            for place in self._lacking(conditions, each):
-                outcomes[place][each.failed] += 1
-        for candidate in self._drawn(MAX_DRAWN_TO_PROVE) if self._submit else ():
-            places = {place for place in (0, 1) if outcomes[place][False] < MIN_PASSING}
-            if not places:
-                break
-            if places & self._lacking(conditions, candidate) and (
-                sample := self._observe(candidate.call)
-            ):
-                for place in self._lacking(conditions, sample):
-                    outcomes[place][sample.failed] += 1
         share = _MAX_OTHER_REASONS if self._partial else MAX_FAILING_SHARE
-        return all(
-            counts[False] >= MIN_PASSING and counts[True] <= share * counts.total()
-            for counts in outcomes
-        )
+        for place in (0, 1):
+            known = [each for each in self._samples if place in self._lacking(conditions, each)]
+            outcomes = Counter(each.failed for each in known)
+            # Few inputs may meet only one condition, so copies of such inputs are drawn.
+            for candidate in self._drawn(MAX_DRAWN_TO_PROVE, known) if self._submit else ():
+                if outcomes[False] >= MIN_PASSING:
+                    break
+                if place in self._lacking(conditions, candidate) and (
+                    sample := self._observe(candidate.call)
+                ):
+                    outcomes[sample.failed] += place in self._lacking(conditions, sample)
+            if outcomes[False] < MIN_PASSING or outcomes[True] > share * outcomes.total():
+                return False
+        return True
 
     def _lacking(self, conditions: Sequence[Condition], each: Sample) -> set[int]:
         """Return which of two conditions an element violates although it meets the other condition.

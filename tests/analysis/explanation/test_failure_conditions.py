@@ -484,6 +484,55 @@ def test_condition_of_a_mistake_is_tried_with_all_combinations_of_types():
     assert types >= {*product(("float32", "float64"), repeat=3)}
 
 
+def sized_call(*sizes):
+    """Return a node of Momentum with one tensor X of each size."""
+    call = next(call for call, _ in suite_calls("Momentum") if call.groups[0][0].size > 1)
+    groups = tuple(tuple(np.resize(tensor, size) for tensor in call.groups[0]) for size in sizes)
+    return replace(call, groups=groups)
+
+
+def wrong_from_33(call):
+    """Return V_new wrong if the first tensor has at least 33 elements."""
+    outputs, count = evaluate(call), len(call.groups)
+    if call.groups[0][0].size >= 33:
+        outputs[count:] = [
+            np.asarray(output * 1.25 + 0.5, output.dtype) for output in outputs[count:]
+        ]
+    return outputs
+
+
+def search_of(calls, submit):
+    """Return a search for the condition of :func:`wrong_from_33`, failing calls first."""
+    samples = [
+        sample(call, [each.branch for each in bound(call)], wrong_from_33(call)) for call in calls
+    ]
+    search = _Search(samples, submit, None)
+    search._fit()
+    return search
+
+
+@pytest.mark.parametrize("is_refuting", [True, False])
+def test_directed_variations_do_not_support_a_condition(monkeypatch, is_refuting):
+    search = search_of([sized_call(40), sized_call(3)], evaluate if is_refuting else wrong_from_33)
+    monkeypatch.setattr(search, "_outcomes", lambda _: [])
+    assert [*search._directed_variations(search._paths[0].conditions)]
+    search._survives_proof()
+    assert len(search._samples) == 2 + is_refuting
+
+
+def test_inputs_that_meet_one_condition_are_copied():
+    """A single large input, whose second tensor has 40 elements, lacks the first condition."""
+    sizes = [(40,), *[(3,)] * 16, (3, 40)]
+    search = search_of([sized_call(*each) for each in sizes], wrong_from_33)
+    texts = {"the tensor's number is 1", "X has at least 32 elements"}
+    (conditions,) = (
+        path.conditions
+        for path in search._paths
+        if {part.text for part in path.conditions} == texts
+    )
+    assert search._needs_both(conditions)
+
+
 def test_new_doubles_have_digits_beyond_float32():
     call = next(call for call, _ in suite_calls("AdmmGradient") if call.inputs[0].size > 1)
     drawn = [*with_types(Random(0), call)]  # noqa: S311 - not a secret
