@@ -80,9 +80,11 @@ class FuzzDisplay:
         head.append(f"  {headline}" if headline else "")
         head.append(f"  ({', '.join(notes)})" if notes else "", "dim")
         self._console.print_wrapped(head)
-        names = finding.explanation.known_mistakes if finding.explanation else ()
-        cause = " and ".join(map(repr, names))
-        self._explains |= bool(names)
+        causes = finding.explanation.causes if finding.explanation else ()
+        # The mistakes of one cause act together; different causes explain different inputs.
+        mistakes = {" and ".join(map(repr, cause.known_mistakes)) for cause in causes}
+        cause = " or ".join(sorted(mistakes - {""}))
+        self._explains |= bool(cause)
         # The search explains only failures of operators with a formula; `onnxopt run` explains
         # failures of all operators.
         if not cause and registry().named(finding.subject) is not None:
@@ -111,7 +113,8 @@ class FuzzDisplay:
         seconds = monotonic() - self._began
         summary = "interrupted; " if interrupted else ""
         summary += f"{self._found} distinct failure{'s' * (self._found != 1)}"
-        pace = f"{tried / max(seconds, 1e-9):.0f} examples/s"
+        rate = f"{tried / max(seconds, 1e-9):.0f}"
+        pace = f"{rate} example{'s' * (rate != '1')}/s"
         summary += f" in {tried} examples"
         if self._outside:
             plural = "s" * (self._outside != 1)

@@ -45,7 +45,7 @@ _ELEMENTS = 300
 _COUNTS = (2, 1, 0, 1000, -1)
 #: Values of T that float32 cannot represent, or that become negative or small in int32.
 _LARGE_COUNTS = (2**24 + 1, 2**31 + 5, 2**32 + 1)
-_ABOVE_ONE = 1.5
+_ABOVE_ONE, _NEGATIVE = 1.5, -0.5
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 _Shape = tuple[int, ...]
@@ -348,7 +348,7 @@ class _Draw:
             for name in self._numeric:
                 limits = self._limits.get(name, ())
                 least, largest = limits or (-np.inf, np.inf)
-                for value in (0.0, *limits, _ABOVE_ONE):
+                for value in (0.0, *limits, _ABOVE_ONE, _NEGATIVE):
                     inside = least <= value <= largest
                     if inside and not undefined_at(self._operator, {name: value}):
                         yield self._attributes() | fixed | {name: value}

@@ -87,7 +87,7 @@ def _equivalence(score: MutationScore) -> Iterable[str]:
     """Yield the number of equivalent mutants for each kind of evidence."""
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     if isinstance(score.operator, Operator):
-        yield f"{equivalent} more are equal to the formula on every input"
+        yield f"{equivalent} more equal the formula on all inputs tried"
         return
     if score.proven:
         yield f"{len(score.proven)} more are proven equivalent"

@@ -208,9 +208,9 @@ class _OwnMounts:
 
     def __init__(self) -> None:
         # After each change of the mounts, the kernel reports an urgent event of this file once.
-        self._file = open("/proc/self/mountinfo", "rb", buffering=0)  # noqa: PTH123, SIM115 - stays open
+        file = os.open("/proc/self/mountinfo", os.O_RDONLY)
         self._changes = select.poll()
-        self._changes.register(self._file, select.POLLPRI)
+        self._changes.register(file, select.POLLPRI)
         self._mounts = _mounts("/proc/self")
 
     def current(self) -> Mapping[bytes, bytes]:

@@ -116,7 +116,7 @@ def test_backend_of_an_older_opset_is_tested_and_the_log_names_the_opset(
         "squeeze": ("pass", 13),
         "gelu": ("unsupported", None),
     }
-    assert "2 of them in an older opset" in answer.out
+    assert "2 of the cases in an older opset" in answer.out
 
 
 def test_older_opsets_are_not_offered_unless_requested(workplace, onnxopt):

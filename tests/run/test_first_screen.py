@@ -234,7 +234,7 @@ def test_hint_explains_how_a_backend_reports_an_unknown_operator(screen):
 
 def test_no_hint_if_the_backend_reports_unknown_operators(screen):
     lowered = screen(2, "Primitives").out
-    assert "2 error, 2 of them lowered" in " ".join(lowered.split())
+    assert "2 error, 2 of the cases lowered" in " ".join(lowered.split())
     assert "only errors." not in lowered
     mixed = screen(4, "RaisesAlternately", "--lower", "never").out
     assert "2 unsupported" in " ".join(mixed.split())

@@ -103,8 +103,8 @@ class BackendView:
     def text(self) -> str:
         """The counts in words: ``376 pass, 145 expected failures, 2 fail (1 changed)``."""
         unusual = f" ({in_words(self.unusual)})" if self.unusual else ""
-        lowered = f", {self.lowered} of them lowered" if self.lowered else ""
-        older = f", {self.older} of them in an older opset" if self.older else ""
+        lowered = f", {self.lowered} of the cases lowered" if self.lowered else ""
+        older = f", {self.older} of the cases in an older opset" if self.older else ""
         return f"{in_words(self.counts)}{unusual}{lowered}{older}"
 
 
