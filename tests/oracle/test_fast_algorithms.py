@@ -591,3 +591,16 @@ def test_cumulation_in_blocks_passes(operator, cumulate, terms, length, reverse)
     assert error_shares(model, inputs, value).max() <= 1
     exact = cumulate(terms[::step].astype(float))[::step]
     assert error_shares(model, inputs, 1.001 * exact).max() > 1
+
+
+def test_tolerance_of_a_product_of_vectors_is_that_of_matrices():
+    terms = 4096
+    signs = np.repeat([1.1, -1.1], terms // 2)
+    a = (signs * np.random.default_rng(1).uniform(0.9, 1.1, terms)).astype(np.float32)
+    inputs = {"a": a, "b": np.ones(terms, np.float32)}
+    as_matrices = {"a": a[None], "b": inputs["b"][:, None]}
+    sequential = np.cumsum(a)[-1]
+    share = error_shares(model_of("MatMul", inputs), inputs, sequential)
+    expected_share = error_shares(model_of("MatMul", as_matrices), as_matrices, [[sequential]])
+    assert share <= 1
+    assert share == pytest.approx(expected_share.item())

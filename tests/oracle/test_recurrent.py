@@ -125,6 +125,18 @@ def test_tolerance_of_small_outputs_is_a_few_roundings_of_an_activation(operator
     assert error_shares(model, inputs, exact + roundings * 2.0**-24).min() > 1
 
 
+@pytest.mark.parametrize("activation", ["Affine", "LeakyRelu", "Relu"])
+def test_tolerance_of_piecewise_linear_activations_is_relative(activation):
+    random = np.random.default_rng(7)
+    inputs = {"x": (1e-4 * random.standard_normal((2, 1, INPUTS))).astype(np.float32)}
+    for name, columns in (("w", INPUTS), ("r", HIDDEN)):
+        inputs[name] = random.standard_normal((1, 3 * HIDDEN, columns)).astype(np.float32)
+    model = model_of("GRU", inputs, hidden_size=HIDDEN, activations=["Sigmoid", activation])
+    exact = np.asarray(condition(model, inputs)[0].right[0][0])
+    shares = error_shares(model, inputs, exact * np.float32(1.001))
+    assert shares[exact != 0].min() > 1
+
+
 # The second attributes are the defaults, but onnx's reference does not compute such nodes.
 @pytest.mark.parametrize("attributes", [{}, {"activations": ["Sigmoid", "Tanh"]}])
 @pytest.mark.parametrize("blended", [False, True])

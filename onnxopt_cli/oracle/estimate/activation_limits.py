@@ -18,7 +18,7 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.widen import largest_finite
 
 # Activations whose formulas are NaN at an infinity of their first operand, although they have a
-# finite limit. The largest finite numbers yield the limit.
+# finite limit. The largest finite number of the same sign yields the limit.
 _ACTIVATIONS = frozenset({"Gelu", "HardSwish", "Mish", "Softsign", "SwiGLU", "Swish"})
 _CONVOLUTION = "CausalConvWithState"
 
@@ -49,7 +49,7 @@ def outputs_at_limits(
         if not isinstance(x, np.ndarray):
             return []
         largest = np.asarray(largest_finite(x.dtype), x.dtype)
-        finite = np.where(np.isinf(x), np.copysign(largest, x), x)
+        finite = np.where(_saturates(node, x), np.copysign(largest, x), x)
         limits = _first_output(model, {**inputs, node.input[0]: finite})
     else:
         plain = onnx.ModelProto()
@@ -58,6 +58,15 @@ def outputs_at_limits(
         sums = _first_output(plain, inputs)
         limits = np.where(np.isneginf(sums), np.zeros((), sums.dtype), sums)
     return [[np.where(is_nan, limits, native[0]), *native[1:]]]
+
+
+def _saturates(node: onnx.NodeProto, x: Array) -> Array:
+    """Return a mask of the infinities at which an activation has a finite limit."""
+    if node.op_type == "Softsign":
+        return np.isinf(x)
+    alpha = next((attribute.f for attribute in node.attribute if attribute.name == "alpha"), 1.0)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.isneginf(alpha * x.astype(np.float64)))
 
 
 def _first_output(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Array:

@@ -41,6 +41,8 @@ _SATURATION = 32.0
 _INTERIOR_SHARE = 1 / 4
 # The lower limits of the activations that runtimes clamp. The upper limits are 1.
 _LEAST_ACTIVATIONS = {"sigmoid": 0.0, "tanh": -1.0}
+# Activations that add no constants. Their errors are relative to their values, even near 0.
+_RELATIVE_ACTIVATIONS = frozenset({"leakyrelu", "relu", "thresholdedrelu"})
 
 # Modes of Resize in which a coordinate is the quotient of a position and the scale. The quotient is
 # exact if the scale is a power of two.
@@ -97,9 +99,7 @@ def moved_activations(
     cell = reference_modules().op_gru.CommonGRU
     exact_activation = recurrent.activated
 
-    def moved(value: Array, least: float | None) -> Array:
-        if least is None:
-            return value + move(value) * _INTERIOR_SHARE * np.maximum(1.0, np.abs(value))
+    def moved(value: Array, least: float) -> Array:
         distance = np.minimum(np.abs(value - least), np.abs(1 - value))
         saturated = distance <= _SATURATION * roundoff
         return value + move(value) * np.where(saturated, 1.0, _INTERIOR_SHARE)
@@ -111,7 +111,15 @@ def moved_activations(
         return moved(exact(node, operand), -1.0)
 
     def moved_activation(name: str, x: Array, alpha: float, beta: float) -> Array:
-        return moved(exact_activation(name, x, alpha, beta), _LEAST_ACTIVATIONS.get(name))
+        value = exact_activation(name, x, alpha, beta)
+        if name in _LEAST_ACTIVATIONS:
+            return moved(value, _LEAST_ACTIVATIONS[name])
+        scale = np.abs(value)
+        if name == "affine":
+            scale = np.abs(value - beta) + np.abs(beta)
+        elif name not in _RELATIVE_ACTIVATIONS:
+            scale = np.maximum(1.0, scale)
+        return value + move(value) * _INTERIOR_SHARE * scale
 
     return replaced(
         (cell, "f", moved_sigmoid),

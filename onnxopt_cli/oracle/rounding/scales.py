@@ -365,7 +365,7 @@ class PartialSums:
         self.total: Any = 0.0
         self._terms = 0
         self._variance: Array = np.zeros(())
-        self._squares: Array = self._variance
+        self._squares: Array = np.empty(())
 
     def add(self, block: Array, terms: int) -> None:
         """Add the next block of terms to each sum.

@@ -67,6 +67,14 @@ def test_limit_of_a_gate_is_multiplied_by_the_other_operand():
     assert not accepts("SwiGLU", [gate, factor], [2, 0]).any()
 
 
+def test_infinity_without_a_limit_remains_nan():
+    gate, zero = np.array([INF], np.float32), np.array([0], np.float32)
+    assert accepts("SwiGLU", [gate, zero], [NAN]).all()
+    assert not accepts("SwiGLU", [gate, zero], [0]).any()
+    largest = np.finfo(np.float32).max
+    assert not accepts("Swish", [gate], [largest / 2], alpha=0.0).any()
+
+
 def test_convolution_of_minus_infinity_with_activation_may_be_zero():
     x = np.array([[[2, 1, -1]]], np.float32)
     weight = np.array([[[1, -INF]]], np.float32)
