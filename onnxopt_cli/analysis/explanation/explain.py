@@ -337,6 +337,7 @@ class _Search:
         self._began = False
         self._tried_single = False
         self._complete = False
+        self._tested_cover = False
 
     def _report(self, activity: str) -> None:
         self.progress(f"explaining {self.operator.name}: {activity}")
@@ -613,6 +614,7 @@ class _Search:
         """
         submit = _submitting(_outputs_of(partial(ask, self.backend))) if ask else None
         cover = self._uncontradicted_cover(submit)
+        self._tested_cover = True
         remaining = self._in_order(self._left(cover))
         if not remaining:
             return
@@ -740,13 +742,15 @@ class _Search:
             unexplained[NOT_TRIED] = self._not_tried + errors
         note = self._note(cover, stopped)
         causes = (*node_causes, *causes)
-        return Explanation(
-            self.backend, self.operator.name, causes, unexplained, note, self._complete
-        )
+        complete = self._complete and (self._tested_cover or not cover)
+        return Explanation(self.backend, self.operator.name, causes, unexplained, note, complete)
 
     def _note(self, cover: Sequence[_Candidate], stopped: str) -> str:
         if cover or (self._other_cause and self._other_cause.known_mistakes):
-            return "" if self._complete else f"{stopped}, not all other mistakes tried"
+            notes = [] if self._complete else [f"{stopped}, not all other mistakes tried"]
+            if not self._tested_cover and cover:
+                notes.append("the time limit ended the tests with generated inputs")
+            return "; ".join(notes)
         if self._other_cause:
             if self._complete:
                 return "no known mistake and no pair of them reproduces this"

@@ -15,12 +15,17 @@ from places import PLUGINS
 from trajectory_files import trajectory_text
 
 from onnxopt_cli.analysis.audit import find_trials
-from onnxopt_cli.analysis.explanation.explain import SearchClock, _Search, explain
+from onnxopt_cli.analysis.explanation.explain import (
+    SearchClock,
+    _OutOfTimeError,
+    _Search,
+    explain,
+)
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import Implementation
-from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes
+from onnxopt_cli.mutation.known_mistakes import all_known_mistakes, known_mistakes, named
 from onnxopt_cli.operators.call import bind, node_attributes
 from onnxopt_cli.operators.registry import registry
 from onnxopt_cli.operators.rewrite import rewrite
@@ -583,6 +588,24 @@ def test_time_limit_excludes_time_in_which_other_programs_run():
 
     (found,) = explain(results, all_cases(), seconds=0.8, progress=pause)
     assert "no bias correction" in found.text
+
+
+@pytest.mark.parametrize("is_limited", [True, False])
+def test_note_says_if_the_limit_ended_the_tests_with_generated_inputs(monkeypatch, is_limited):
+    adam = registry().named("Adam")
+    mistake = named(adam, "epsilon inside the square root")
+
+    def out_of_time(*_):
+        raise _OutOfTimeError
+
+    monkeypatch.setattr(
+        "onnxopt_cli.analysis.explanation.explain.contradicts",
+        out_of_time if is_limited else lambda *_: False,
+    )
+    (found,) = explain([*results_of(mistake, adam, step=40)], all_cases())
+    assert found.known_mistakes == (mistake.name,)
+    assert found.complete is not is_limited
+    assert found.text.endswith("the time limit ended the tests with generated inputs") is is_limited
 
 
 @pytest.mark.parametrize("form", ["log", "report"])
