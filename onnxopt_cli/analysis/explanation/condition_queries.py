@@ -294,7 +294,8 @@ class ConditionQueries(ConditionFitting):
             others = [call for _, _, call in with_other_numbers(base.call)]
             calls += self._random.sample(others, min(_OTHER_NUMBERS, len(others)))
             if self._mistake:
-                calls += [*with_types(self._random, base.call), *with_near_values(base.call)]
+                calls += with_types(self._random, base.call)
+                calls += [call for _, _, call in with_near_values(base.call)]
             for call in calls:
                 if call is None:
                     continue

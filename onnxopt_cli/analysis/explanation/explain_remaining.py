@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from random import Random
 from time import process_time
 
@@ -64,12 +64,11 @@ DRAWN_TO_CONFIRM = 96
 MAX_RIGHT_SHARE = 0.1
 #: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
-#: Directed variations of failing inputs have nearly special values, or another value of a scalar or
-#: an attribute. Variations of one kind have nearly special values, or vary the same scalar or
-#: attribute. A mistake is dropped if variations of one kind contradict it: at least MIN_UNLIKE
-#: values, and more than MAX_UNLIKE_SHARE of the values for which the mistake or the backend is
-#: wrong. A few values may contradict it because of roundings, or because the backend has another
-#: fault, too.
+#: Directed variations of failing inputs have nearly special values of an operand, or another value
+#: of a scalar or an attribute. A mistake is dropped if variations of the same operand, scalar or
+#: attribute contradict it: at least MIN_UNLIKE values, and more than MAX_UNLIKE_SHARE of the values
+#: for which the mistake or the backend is wrong. A few values may contradict it because of
+#: roundings, or because the backend has another fault, too.
 MAX_UNLIKE_SHARE = 0.15
 MIN_UNLIKE = 2
 #: Number of failing cases from which directed variations are derived.
@@ -174,10 +173,8 @@ def _is_unlike_varied(
     alike: defaultdict[str, set[float]] = defaultdict(set)
     unlike: defaultdict[str, set[float]] = defaultdict(set)
     for observation in spread(reproduced, DIRECTED_CASES):
-        near = enumerate(with_near_values(observation.call))
-        for kind, number, varied in (
-            *(("", place, call) for place, call in near),
-            *with_other_numbers(observation.call),
+        for name, number, varied in chain(
+            with_near_values(observation.call), with_other_numbers(observation.call)
         ):
             returned = submit(varied)
             if returned is None:
@@ -185,12 +182,12 @@ def _is_unlike_varied(
             right = [derived_output.branch for derived_output in bound(varied)]
             is_right, is_silent = agree(right, returned), agree(right, mistake.run(varied))
             if not is_right and any(returns(known, varied, returned) for known in cover):
-                alike[kind].add(number)
+                alike[name].add(number)
             elif is_right != is_silent and not returns_where_decided(mistake, varied, returned):
-                unlike[kind].add(number)
+                unlike[name].add(number)
     return any(
-        len(numbers) >= MIN_UNLIKE and len(numbers) > MAX_UNLIKE_SHARE * len(alike[kind] | numbers)
-        for kind, numbers in unlike.items()
+        len(numbers) >= MIN_UNLIKE and len(numbers) > MAX_UNLIKE_SHARE * len(alike[name] | numbers)
+        for name, numbers in unlike.items()
     )
 
 

@@ -171,10 +171,11 @@ def with_other_numbers(call: Call[Array]) -> Iterator[tuple[str, float, Call[Arr
                 yield name, number, other
 
 
-def with_near_values(call: Call[Array]) -> Iterator[Call[Array]]:
+def with_near_values(call: Call[Array]) -> Iterator[tuple[str, float, Call[Array]]]:
     """Yield copies of a node in which special elements of an operand are nearly special.
 
-    Zeros become tiny numbers, and infinite elements become large numbers.
+    Zeros become tiny numbers, and infinite elements become large numbers. Each copy comes with the
+    name of the operand, and with the number of the largest magnitude.
     """
     nonnegative = nonnegative_tensors(call.operator)
     for place, name in enumerate(call.operator.tensors):
@@ -200,7 +201,7 @@ def with_near_values(call: Call[Array]) -> Iterator[Call[Array]]:
                     return np.where(is_special(tensor), near_values, tensor).astype(tensor.dtype)
 
                 if near := checked(_mapped(call, replaced)):
-                    yield near
+                    yield name, number, near
 
 
 def _is_zero(tensor: Array) -> Array:

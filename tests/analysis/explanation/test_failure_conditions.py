@@ -549,7 +549,7 @@ def test_near_values_replace_zeros_and_infinities():
         for call, _ in suite_calls("MagnitudePrune")
         if any((t == 0).any() for t in call.inputs)
     )
-    near = [*with_near_values(call)]
+    near = [each for _, _, each in with_near_values(call)]
     assert near
     for each in near:
         assert any((t != old).any() for t, old in zip(each.inputs, call.inputs, strict=True))
@@ -571,6 +571,25 @@ def test_mistake_is_tried_with_other_values_of_each_attribute(is_limited):
         if min(call.attributes["percent"]) > 50 and not agree(right, mistake.run(call))
     ]
     assert _is_unlike_varied(mistake, reproduced, [mistake], submit) is is_limited
+
+
+def test_values_that_contradict_a_mistake_are_counted_over_all_cases():
+    """A backend does not have the mistake for one tiny and one large value of G."""
+    call, _ = suite_calls("AdmmGradient")[0]
+    doubled = rewrite(call.operator.formula, {"W - Z + U": "W - Z + 2 * U"})
+    mistake = Implementation("U doubled", change=lambda _: doubled)
+
+    def submit(call):
+        size = np.abs(call.groups[0][0])
+        is_right = ((size > 0) & (size < 1e-34)).any() or ((size > 1e19) & (size < 1e21)).any()
+        return evaluate(call) if is_right else mistake.run(call)
+
+    reproduced = []
+    for special in (0, np.inf):
+        gradient, ones = np.array([special, 2, 3], np.float32), np.ones(3, np.float32)
+        case = replace(call, groups=((gradient, ones, ones, ones),))
+        reproduced.append(Observation("", case, Expected({}, {}), mistake.run(case)))
+    assert _is_unlike_varied(mistake, reproduced, [mistake], submit)
 
 
 def test_values_that_roundings_decide_do_not_contradict_a_mistake():
