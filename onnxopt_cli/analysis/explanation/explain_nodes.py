@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from math import inf
 from operator import attrgetter
 
@@ -657,16 +658,14 @@ class _NodeSearch:
         Returns:
             The conditions that were tested and are still confirmed.
         """
-        for hypothesis in [*self._ranking.accepted]:
-            if not self._generate_directed(hypothesis):
-                self._ranking.accepted.remove(hypothesis)
-        validated = [
-            condition
+        of_conditions = [
+            Hypothesis((condition.trait,) if condition.trait else (), None, 0.0)
             for condition in conditions
-            if self._generate_directed(
-                Hypothesis((condition.trait,) if condition.trait else (), None, 0.0)
-            )
         ]
+        accepted = self._ranking.accepted
+        are_tested = self._generate_directed([*accepted, *of_conditions])
+        self._ranking.accepted = [*compress(accepted, are_tested)]
+        validated = [*compress(conditions, are_tested[len(accepted) :])]
         while self._drop_refuted():
             pass
         self._ranking.accepted = [*filter(self._needs_all_parts, self._ranking.accepted)]
@@ -684,13 +683,18 @@ class _NodeSearch:
                 confirmed.append(updated)
         return confirmed
 
-    def _generate_directed(self, hypothesis: Hypothesis) -> bool:
-        """Submit the nodes that validate a hypothesis; return whether the limit suffices."""
-        for number in range(_VALIDATION_ROUNDS):
-            if self._nodes.is_at_limit:
-                return number >= _LEAST_VALIDATION_ROUNDS
-            self._generate(hypothesis, is_directed=True)
-        return True
+    def _generate_directed(self, hypotheses: Sequence[Hypothesis]) -> list[bool]:
+        """Submit the nodes that validate hypotheses; return for which ones the limit suffices.
+
+        Each round tests all hypotheses, so that none of them uses the limit of the others.
+        """
+        rounds = [0] * len(hypotheses)
+        for _ in range(_VALIDATION_ROUNDS):
+            for place, hypothesis in enumerate(hypotheses):
+                if not self._nodes.is_at_limit:
+                    self._generate(hypothesis, is_directed=True)
+                    rounds[place] += 1
+        return [number >= _LEAST_VALIDATION_ROUNDS for number in rounds]
 
     def _drop_insufficient(self) -> None:
         """Drop accepted conditions that have no known mistake and too little evidence.

@@ -436,7 +436,7 @@ def test_wrong_element_beyond_a_limit_refutes_a_condition(monkeypatch, limit, is
         for number in range(40, 60):
             further = node(ABS, number, lambda x, y: np.where(x < limit, -y, y))
             search._nodes.samples.append(further)
-        return True
+        return [True]
 
     monkeypatch.setattr(search, "_generate_directed", validate)
     assert "less than -0.49" in condition.parts[0]

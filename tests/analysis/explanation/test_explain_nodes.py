@@ -865,6 +865,25 @@ def test_statement_that_further_nodes_refute_is_not_stated(monkeypatch, refuting
     assert bool(search.run()) == is_stated
 
 
+@pytest.mark.parametrize(("rounds", "are_kept"), [(4, True), (1, False)])
+def test_statements_share_the_limit_of_the_validation(monkeypatch, rounds, are_kept):
+    clock, traits = SearchClock(), [Trait("A is long", 0.3), Trait("A has a zero", 0.2)]
+    limit = SearchLimit(rounds, 60.0)
+    search = _NodeSearch("mine", "Abs", [], [], lambda *_: Outcome.CRASH, clock, limit)
+    accepted = [Hypothesis((trait,), None, 0.0) for trait in traits]
+    search._ranking.accepted = accepted
+    search._nodes.samples = nodes(40, failed=False)
+    for trait in traits:
+        search._nodes.samples += nodes(12, trait, failed=True)
+
+    def generate(*_, **__):
+        clock.evaluations += 1
+
+    monkeypatch.setattr(search, "_generate", generate)
+    search._validated([])
+    assert search._ranking.accepted == (accepted if are_kept else [])
+
+
 @pytest.mark.parametrize(("contradicting", "is_stated"), [(0, True), (1, False)])
 def test_trait_of_all_errors_is_stated_unless_validation_contradicts_it(
     monkeypatch, contradicting, is_stated
