@@ -1002,13 +1002,17 @@ def _integers_of_any_length(draw: np.random.RandomState, like: Array) -> Array:
 
 
 def _has_any_magnitude(node: BoundNode, place: int) -> bool:
-    """Return whether an input consists of data that may be floats, or that has an output's type."""
+    """Return whether an input consists of data that may be floats, or that has an output's type.
+
+    Types that NumPy does not define, such as float8e5m2, are excluded.
+    """
     array, formals = node.operand(place), list(node.schema.inputs)
     formal = formals[min(place, len(formals) - 1)]
     return (
         array is not None
         and array.size > 0
         and array.dtype.kind in "fiu"
+        and array.dtype.isbuiltin == 1
         and not has_single_value(node.node.op_type, formal.name)
         and (
             any(dtype.kind == "f" for dtype in _allowed_types(node, place))

@@ -1682,6 +1682,17 @@ def test_integers_of_any_magnitude_are_drawn(dtype):
     assert (numbers == 1).any()
 
 
+def test_magnitudes_of_float8_are_not_drawn():
+    node = BoundNode.of(
+        onnx.parser.parse_model(
+            '<ir_version: 9, opset_import: ["": 19]> g (float8e5m2[3] x) => (float[3] y) '
+            "{ y = Cast <to = 1> (x) }"
+        ),
+        {"x": np.array([1, 2, 3], ml_dtypes.float8_e5m2)},
+    )
+    assert _magnitudes(Random(0), node) is node  # noqa: S311 - not a secret
+
+
 @pytest.mark.parametrize(("rank", "is_below"), [(5, True), (6, False)])
 def test_bounds_of_shapes_are_compared_with_the_rank(rank, is_below):
     model = onnx.parser.parse_model(
