@@ -205,7 +205,8 @@ def test_names_that_no_input_has_are_usage_errors(
     save_sum(tmp_path / "m.onnx", ["batch", "n"])
     np.savez("wrong.npz", y=np.zeros(3, np.float32))
     answer = onnxopt(command, "m.onnx", "-b", "numpy", *options)
-    assert (answer.code, answer.out, answer.err) == (2, "", message)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.split() == message.split()
 
 
 def test_each_dimension_needs_to_exist_in_one_model(tmp_path, onnxopt):
@@ -226,7 +227,8 @@ def test_settings_of_inputs_require_a_model(tmp_path, monkeypatch, onnxopt, comm
     np.save("inputs.npy", np.zeros(3, np.float32))
     answer = onnxopt(*command, *option)
     message = f"error: {option[0]} requires a model file as a target\n"
-    assert (answer.code, answer.out, answer.err) == (2, "", message)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.split() == message.split()
 
 
 def test_bare_model_is_judged_by_the_oracle(tmp_path, monkeypatch, onnxopt):

@@ -295,7 +295,7 @@ def test_log_with_two_results_of_a_case_is_rejected(demo, onnxopt, failed, kind,
     (demo / "run.jsonl").write_text("".join(f"{line}\n" for line in lines))
     answer = onnxopt("report", "render", "run.jsonl", "--report", "json=-")
     assert answer.code == 2
-    message = "unexpected rerun record" if kind == "rerun" else "found a second result of"
+    message = "found a rerun of" if kind == "rerun" else "found a second result of"
     assert message in answer.err
     assert not answer.out
 
