@@ -1036,8 +1036,8 @@ def _repetitions(random: Random, node: BoundNode) -> BoundNode:
     place = random.choice(places)
     array = node.operand(place)
     assert array is not None  # noqa: S101 - the input is a tensor
-    kept = array.reshape(-1)[: random.choice((2, 3))]
-    return node.with_operand(place, _generator(random).choice(kept, array.shape))
+    elements = array.reshape(-1)[: random.choice((2, 3))]
+    return node.with_operand(place, _generator(random).choice(elements, array.shape))
 
 
 def _halves(_: Random, node: BoundNode) -> BoundNode:

@@ -142,7 +142,7 @@ def _with_own_descriptors(threads: Sequence[str]) -> list[str]:
     folders: dict[int, str] = {}
     for folder in threads:
         thread = int(os.path.basename(folder))  # noqa: PTH119 - runs after every case
-        if not any(share_descriptors(thread, other) for other in folders):
+        if not any(share_descriptors(thread, known_thread) for known_thread in folders):
             folders[thread] = folder
     return [*folders.values()]
 

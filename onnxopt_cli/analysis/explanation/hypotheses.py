@@ -115,8 +115,8 @@ class Hypothesis:
     def contradicts(self, sample: NodeSample) -> bool:
         """Return whether a node passes although the hypothesis predicts that the node fails.
 
-        A generated node in which the fault may be invisible by coincidence is no contradiction, but
-        an exception that the statement must mention.
+        A generated node in which the fault may be invisible by coincidence does not contradict the
+        hypothesis. It is an exception that the statement must mention.
         """
         if sample.failed is not False or not self.meets(sample):
             return False

@@ -55,14 +55,14 @@ def with_special_pixels(
         skips: whether pixels of weight 0 are skipped. Otherwise, an element is NaN if one of its
             pixels is NaN or infinite, even if the weight of this pixel is 0.
     """
-    x, *others = operands
+    x, *other_operands = operands
     if skips:
         with _skipping_zeros(), np.errstate(invalid="ignore"):
-            return np.asarray(compute(x, *others)[0])
+            return np.asarray(compute(x, *other_operands)[0])
     # A filter that is stretched may begin and end at a pixel of weight 0.
     margin = 1 if _attribute(node, "antialias") else 0
     with _marking(_radius(node), margin):
-        (marked,) = compute((~np.isfinite(x)).astype(x.dtype), *others)
+        (marked,) = compute((~np.isfinite(x)).astype(x.dtype), *other_operands)
     return np.where(marked != 0, np.asarray(np.nan, output.dtype), output)
 
 

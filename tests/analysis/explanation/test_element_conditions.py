@@ -78,7 +78,7 @@ def node(signature, number, change, cases=6):
 
 
 def proven(signature, change, count=40, cases=6, output="", independent=100):
-    """Return the text of the best condition that new nodes confirm; "" if there is none."""
+    """Return the text of the best condition that new nodes confirm; "" without any."""
     samples = [node(signature, number, change, cases) for number in range(count)]
     for sample in samples[cases + independent :]:
         sample.is_independent = False

@@ -178,11 +178,11 @@ def _parameters() -> Iterator[tuple[str, str, Generator]]:
     unpooled = fixed_node(pooled, places, kernel_shape=[3, 1, 2], strides=[3, 1, 2])
     yield "MaxUnpool", "three_axes", unpooled
     threshold = np.float32(7)
-    left = np.arange(5, dtype=np.float32) * 2
-    apart = np.stack([left * 0, left, left * 0 + 1, left + 1], axis=1)[None]
+    starts = np.arange(5, dtype=np.float32) * 2
+    boxes = np.stack([starts * 0, starts, starts * 0 + 1, starts + 1], axis=1)[None]
     ranks = _floats(8.0, 6.5, 7.0, 7.001, 0.5).reshape(1, 1, 5)
     limits = (np.array([5]), _floats(0.5), threshold.reshape(1))
-    yield "NonMaxSuppression", "scores_above_6", fixed_node(apart, ranks, *limits)
+    yield "NonMaxSuppression", "scores_above_6", fixed_node(boxes, ranks, *limits)
 
 
 def _attended() -> Iterator[tuple[str, str, Generator]]:
