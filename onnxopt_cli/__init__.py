@@ -20,8 +20,9 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-# Type checkers know this name. The import of `typing` takes milliseconds, in which Ctrl-C would
-# still show a traceback, because the command has not yet installed its signal handlers.
+# Type checkers treat any variable with this name as true. `typing`, which also defines the name,
+# takes milliseconds to import. Meanwhile, Ctrl-C would show a traceback, because the command has
+# not yet installed its signal handlers.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -119,9 +120,9 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """A module whose names ``run`` and ``fuzz`` remain functions.
+    """A module whose attributes ``run`` and ``fuzz`` remain functions.
 
-    Otherwise, Python would replace the function when it imports the subpackage with the same name.
+    Otherwise, Python would replace each function when it imports the subpackage of the same name.
     """
 
     def __setattr__(self, name: str, value: object) -> None:

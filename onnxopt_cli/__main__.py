@@ -1,6 +1,6 @@
 """Entry point of the command ``onnxopt`` and of ``python -m onnxopt_cli``."""
 
-# The module `signal` wraps `_signal`, but its import takes milliseconds.
+# The usual module `signal`, a wrapper of `_signal`, takes milliseconds to import.
 import _signal  # type: ignore[import-not-found]
 import os
 

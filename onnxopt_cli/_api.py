@@ -241,7 +241,7 @@ def run(
 ) -> Iterator[Result]:
     """Yield results in the order of the cases, and for each case in the order of the backends.
 
-    The last results, of the suite ``worker``, are failures of backends that occurred outside of any
+    The last results belong to the suite ``worker``. They are failures that occurred outside of any
     case. The backends end when the iterator ends or is closed.
 
     Args:
@@ -511,7 +511,8 @@ def audit(
         jobs: number of processes.
         thorough: whether the audit also looks for redundant cases; the audit then takes many times
             as long.
-        progress: called with the number of finished implementations and the total number.
+        progress: called with the number of finished implementations (mutants, known mistakes and
+            reformulations) and the total number.
         preparing: called with the number of prepared cases and the total number, before the first
             call of ``progress``.
         invalid: called with the faults of cases; the invalid cases are left out.
@@ -634,8 +635,8 @@ def load_configuration(path: Path | str | None = None) -> Configuration:
             the nearest folder above that has a file.
 
     Raises:
-        UsageError: if the file does not exist, or has faults; the message lists all faults. If
-            ``path`` is None, also if another user may have written the file.
+        UsageError: if the file does not exist; if it has faults, all of which the message lists; or
+            if ``path`` is None and another user may have written the file.
     """
     configuration = known_configuration() if path is None else read_configuration(Path(path))
     if configuration is None:

@@ -29,7 +29,7 @@ def _beginning(words: Iterable[str], typed: str) -> list[str]:
 def complete_target(
     context: click.Context, parameter: click.Parameter, typed: str
 ) -> list[CompletionItem] | list[str]:
-    """Offer suites and files of the current folder, or any paths if no suite matches."""
+    """Offer suites, and files in the current folder; if no suite matches, offer any paths."""
     from onnxopt_cli.suites.catalogue import suite_names
 
     suite, slash, _ = typed.partition("/")

@@ -45,8 +45,8 @@ def configuration_here(context: click.Context, profile: str | None = None) -> Co
     """Return the configuration that applies in the current folder; None without a file.
 
     Raises:
-        UsageError: if the file has errors; the message lists all of them. Also if a profile was
-            named but the file does not exist.
+        UsageError: if the file has errors, all of which the message lists, or if a profile is named
+            but no file exists.
     """
     option_names = {
         name

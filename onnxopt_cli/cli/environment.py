@@ -55,7 +55,7 @@ _DEFAULT_COLUMNS = 80
 # The minimum width of a stream.
 _MIN_COLUMNS = 20
 
-# Code that loads the libraries of most commands, and the schemas of onnx.
+# Code that loads the libraries that most commands need, and the schemas of onnx.
 _LOAD_LIBRARIES = (
     "import onnxopt_cli._api; from onnxopt_cli.operators.registry import Registry; "
     "Registry.builtin().register_schemas()"
@@ -78,7 +78,7 @@ def _terminal_columns(stream: IO[str]) -> int:
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except OSError:
-        # A stream without a file descriptor raises the same error.
+        # The stream is not a terminal, or has no file descriptor.
         return 0
 
 
@@ -221,7 +221,7 @@ class _Lines(io.TextIOWrapper):
 def _replace_closed_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            # A descriptor that is open for reading only lets every write to standard output fail.
+            # Standard output gets a read-only descriptor, so that every write to it fails.
             flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
             stream = open(os.open(os.devnull, flags), mode, encoding="utf-8")  # noqa: PTH123, SIM115 - stays open
             setattr(sys, name, stream)

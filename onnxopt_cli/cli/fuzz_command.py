@@ -89,7 +89,7 @@ _EXPLAIN_TIME = 60.0
 @option("--seed N", "Seed of the examples.", type=click.IntRange(min=0), default=0)
 @option(
     "-o, --output DIR",
-    "Folder where failures are kept as cases; earlier ones are replayed first.",
+    "Folder where failures are kept as cases; cases of earlier searches run first.",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("fuzz"),
 )

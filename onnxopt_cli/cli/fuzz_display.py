@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # The explanations of a search and of a run may differ, because they examine different inputs.
 _EXAMINED = (
-    "The known mistakes agree with examples of this search, which are not all kept. onnxopt run "
-    "examines the kept cases, and tries further inputs on the backend; it may name other causes."
+    "The known mistakes reproduce the failing examples of this search, not all of which are kept. "
+    "onnxopt run examines the kept cases, and further inputs; it may name other causes."
 )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "form",
     type=click.Choice(["yaml", "onnx"]),
 )
-@option("--check", "Compare instead of writing; exit with 1 if anything differs.", is_flag=True)
+@option("--check", "Write nothing; exit with 1 if a file differs from the suites.", is_flag=True)
 @option("--force", "Overwrite files that differ.", is_flag=True)
 @options_of(ModelInputs)
 def command(

@@ -33,8 +33,8 @@ from onnxopt_cli.errors import UsageError
 FACTOR = 4.0
 #: Describes the default limits of the searches for causes, for the help of ``--explain-time``.
 EXPLAIN_TIME_DEFAULTS = (
-    "[default: 5 or a fifth of the run for known mistakes; 8 for each operator for other causes; "
-    "60 for each operator without a formula, 120 for all of them]"
+    "[default: 5 or, if longer, a fifth of the run for known mistakes; 8 for each operator for "
+    "other causes; 60 for each operator without a formula, 120 for all of them]"
 )
 #: The report formats. For each format, the module in ``report/``, which is imported on first use,
 #: and the function of this module that renders a run.
@@ -427,8 +427,8 @@ class RunConfig(Settings):
         targets: files, folders, suites and ids of cases; empty for the default.
         filters: filters of the cases of these targets.
         failed_only: whether to run only cases that failed in their last run in this folder.
-            failed_first: whether cases that failed in their last run in this folder run before all
-                other cases.
+        failed_first: whether cases that failed in their last run in this folder run before all
+            other cases.
         shard: the part of the selected cases to run; None for all.
         model_inputs: the inputs of targets that are model files without test data.
         backends: the backends under test.

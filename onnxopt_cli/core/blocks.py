@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Number of elements of a block. The temporaries of a block in the wide type fit a second-level
-#: cache.
+#: Number of elements of a block. The temporaries of a block, in float64, fit a second-level cache.
 BLOCK = 1 << 14
 #: The smallest number of elements for which a tensor is split. For fewer elements, threads would
 #: cost more time than they save.

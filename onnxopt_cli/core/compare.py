@@ -397,7 +397,7 @@ def _judged(
 
 
 def _median(shares: Array, size: int) -> float:
-    """Return the median of ``size`` numbers: the shares and otherwise zeros.
+    """Return the median of ``size`` numbers: the given shares, and zeros for all others.
 
     The function reorders ``shares``.
     """
@@ -482,7 +482,7 @@ class _Statistics:
         )
 
     def _raise(self, **numbers: Array) -> None:
-        """Update the maximum of each field with the largest of its numbers."""
+        """Raise the maximum of each field to the largest of its new numbers."""
         for name, array in numbers.items():
             self.largest[name] = max(array.max().item(), self.largest.get(name, 0))
 
@@ -639,6 +639,6 @@ def _rank(array: Array) -> Array:
 
 @cache
 def _sign_bit(dtype: np.dtype[Any]) -> np.uint64:
-    """Return the sign bit of a float dtype, or a bit above all others for an unsigned dtype."""
+    """Return the sign bit of a float dtype, or the bit above its bits if it has no sign."""
     info: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     return np.uint64(1 << (info.bits - bool(info.min < 0)))

@@ -38,7 +38,7 @@ def become_subreaper() -> bool:
 
 
 def can_become_subreaper() -> bool:
-    """Return whether processes can adopt orphans, tested by setting the current state again."""
+    """Return whether processes can adopt orphans, by setting the state that is already set."""
     if sys.platform != "linux":
         return False
     adopts = ctypes.c_int()
@@ -48,7 +48,7 @@ def can_become_subreaper() -> bool:
 
 
 def can_close_to_others() -> bool:
-    """Return whether processes can deny inspection, tested by setting the current state again."""
+    """Return whether processes can deny inspection, by setting the state that is already set."""
     if sys.platform != "linux":
         return False
     open_now = _LIBC.prctl(_GET_DUMPABLE, 0, 0, 0, 0)

@@ -73,9 +73,10 @@ class Branch:
         limit: largest allowed absolute errors, of the output's shape, float64. The limit is
             infinite for an element that the case cannot judge.
         otherwise: alternative accepted values, of the same shape. Each element may match either
-            branch; an element without an alternative has the same value in both branches. One
-            example is the output in which every comparison that rounding errors can change has the
-            opposite result. Another example is the result of a reformulation for infinite inputs.
+            branch; an element without an alternative has the same value in both branches. For
+            example, the alternative is the result of a reformulation for infinite inputs, or the
+            output of the model if each comparison that rounding errors can change has the opposite
+            result.
         label: description of the elements that only this branch accepts; may be empty.
     """
 

@@ -40,7 +40,8 @@ def test_help_has_an_example_and_fits_80_columns(onnxopt, monkeypatch, words, op
 @pytest.mark.parametrize("command", ["run", "explain", "scoreboard"])
 def test_help_states_the_time_limits_of_explanations(onnxopt, command):
     answer = onnxopt(command, "--help")
-    assert f"default: {least_seconds(0):g} or a fifth of the run for known mistakes" in answer.out
+    longest = f"{least_seconds(0):g} or, if longer, a fifth of the run"
+    assert f"default: {longest} for known mistakes" in answer.out
     assert f"; {QUERY_SECONDS:g} for each operator for other causes" in answer.out
     limit = OPERATOR_LIMIT.seconds
     assert f"; {limit:g} for each operator without a formula, {2 * limit:g} for all" in answer.out
