@@ -253,7 +253,7 @@ def known_configuration(known: Collection[str] = ()) -> Configuration | None:
         known: names of the options that the file may set; empty to accept every name.
 
     Raises:
-        UsageError: if the file has errors; the message lists all of them. Also if another user,
+        UsageError: if the file has errors, all of which the message lists, or if another user,
             except root, may have written the file or the code that it names. The owners are not
             checked if ``ONNXOPT_CONFIG`` names the file.
     """

@@ -49,7 +49,8 @@ _ABOVE_ONE, _NEGATIVE = 1.5, -0.5
 _BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
 _Shape = tuple[int, ...]
-#: For each group, the shape of its first tensor and the shape of its other tensors.
+#: For each group (a tensor with its gradient and states), the shape of the tensor, and the shape of
+#: the gradient and states.
 _Layout = tuple[tuple[_Shape, _Shape], ...]
 _Numbers = dict[str, AttributeValue]
 

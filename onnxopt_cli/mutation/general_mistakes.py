@@ -99,7 +99,7 @@ def _wrong_word(operator: Operator, attribute: Attribute) -> Iterator[Implementa
     yield from _operand(operator, name, _UNREAD, rows)
     following = dict(zip(choices, choices[1:] + choices[:1], strict=True))
     rows = {f"values of {name} exchanged": following.get}
-    about = "Each value of the attribute is read as the value listed after it."
+    about = "Each value of the attribute is read as the next value in the signature."
     yield from _operand(operator, name, about, rows)
 
 
@@ -130,7 +130,7 @@ def _wrong_results(operator: Operator) -> Iterator[Implementation]:
             f"{second} returned as {first}, too": {i: j},
             f"{first} returned as {second}, too": {j: i},
         }
-        about = "The values of one output overwrite the other, as if they shared a buffer."
+        about = "The values of one output overwrite those of the other, as if both shared a buffer."
         yield from _picked(operator, about, rows)
     for name, source in operator.outputs.items():
         rows = {
@@ -200,7 +200,8 @@ def _wrong_groups(operator: Operator) -> Iterator[Implementation]:
     }
     yield from _rows("A node with one tensor is computed correctly.", _each_kind, rows)
     for position, name in enumerate(operator.tensors[1:], start=1):
-        about = f"Each {operator.tensors[0]} has its own {name}, but that of another one is used."
+        first = operator.tensors[0]
+        about = f"Each {first} has its own {name}, but the {name} of another {first} is used."
         yield from _rows(about, partial(_tensor_of_other, position), _of_others(name))
     for position, scalar in enumerate(operator.scalars):
         if "int64" in scalar.dtypes:
@@ -444,7 +445,7 @@ def _exchanged(operator: Operator, names: Sequence[str]) -> Iterator[Implementat
 
 
 def _result(operator: Operator, result: str, about: str, rows: Rows) -> Iterator[Implementation]:
-    """Yield mistakes that change one result, given the tensor's old value and the result."""
+    """Yield mistakes that change one result. A change receives the old tensor and the result."""
     place, source = list(operator.outputs).index(result), operator.outputs[result]
 
     def after(change: Any, operands: Operands, results: Results) -> Results:

@@ -183,7 +183,7 @@ def _bias_outside_reset(node: BoundNode) -> BoundNode | None:
 
 
 def _factors_multiplied(name: str, node: BoundNode) -> BoundNode | None:
-    """Replace the attribute ``name`` of Gemm, alpha or beta, by alpha * beta."""
+    """Replace Gemm's attribute ``name`` (alpha or beta) by alpha * beta."""
     if node.operand(2) is None:
         return None
     return node.with_attribute(name, node.attribute("alpha") * node.attribute("beta"))
@@ -375,7 +375,7 @@ def _softplus_by_exp(node: BoundNode) -> Sequence[Value] | None:
 #: The mistakes of layers, each with operators, a name, a description, and a change.
 LAYER_MISTAKES: tuple[ListedMistake, ...] = (
     (("PRelu",), "slope along the channels",
-     "A slope with one axis belongs to the second axis of X, not to the last one.",
+     "A slope with one axis is aligned with the second axis of X, not with the last.",
      Computed(_slope_of_channels)),
     (("BatchNormalization",), "epsilon outside the root",
      "The deviation is sqrt(var) + epsilon, not sqrt(var + epsilon).", _epsilon_beside_root),
@@ -445,7 +445,7 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
      partial(_causal_mask, "last")),
     (("ConvInteger", "QLinearConv"), "padded with 0", "The padding is 0, not the zero point of x.",
      _padded_with_zero),
-    (("MaxPool",), "padded with 0", "The padding counts as 0 in the maximum; it must be ignored.",
+    (("MaxPool",), "padded with 0", "The padding counts as 0 in the maximum, and is not ignored.",
      _padded_with_zero),
     (("BatchNormalization",), "running variance divided by n - 1",
      "The running variance is updated with a variance whose divisor is n - 1, not n.",
@@ -454,7 +454,7 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
      "For size 2, a channel is summed with the previous channel, not with the next.",
      Computed(_window_to_the_left)),
     (("ThresholdedRelu",), "elements equal to alpha kept",
-     "An element equal to alpha is kept, not 0.", Computed(_threshold_kept)),
+     "An element equal to alpha is kept, not replaced by 0.", Computed(_threshold_kept)),
     (("Hardmax",), "last of equal maxima",
      "If several elements are the maximum, the last of them becomes 1, not the first.",
      Computed(_last_maximum)),
@@ -476,6 +476,6 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
      "The sum of squares is multiplied by alpha, not by alpha / size.",
      _alpha_times_size),
     (("Shrink",), "elements within lambd kept",
-     "An element whose magnitude is at most lambd is kept, not 0.",
+     "An element whose magnitude is at most lambd is kept, not replaced by 0.",
      Computed(_kept_within)),
 )  # fmt: skip

@@ -105,12 +105,14 @@ def _version_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
     newest = defs.get_schema(schema.name, schema.domain).since_version
     if newest <= schema.since_version:
         return
-    for name, defaults in (("", "that"), (" with the defaults of its own", "its own")):
+    for name, defaults in (
+        ("", "with the defaults of that version"),
+        (" with the defaults of its own", "but with the defaults of its own version"),
+    ):
         yield NodeMutant(
             f"as in version {newest}{name}",
             MutantKind.VERSION,
-            f"The node is computed as in opset version {newest}, with the defaults of {defaults} "
-            "version.",
+            f"The node is computed as in opset version {newest}, {defaults}.",
             partial(_in_later_version, newest, keeps_defaults=bool(name)),
             version=newest,
         )

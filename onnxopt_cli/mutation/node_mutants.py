@@ -338,7 +338,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
         about = f"If the attribute {name} is 0, it is read as 1; otherwise, it is read as 0."
         yield NodeMutant(f"{name} negated", value_kind, about, flip)
         if is_axis:
-            about = f"A negative {name} counts from the last axis but one."
+            about = f"A negative {name} is too small by one: -1 is read as -2."
             yield NodeMutant(
                 f"negative {name} off by one",
                 value_kind,
@@ -686,7 +686,7 @@ def _value_mutants(schema: defs.OpSchema) -> Iterator[NodeMutant]:
         yield NodeMutant(
             f"{formal.name} aligned to the first axis",
             MutantKind.BROADCAST,
-            f"If {formal.name} is a vector, it belongs to the first axis, not to the last one.",
+            f"If {formal.name} is a vector, it is aligned with the first axis, not with the last.",
             partial(_aligned_left, index),
         )
 

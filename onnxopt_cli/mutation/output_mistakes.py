@@ -392,10 +392,10 @@ _CHANGES: dict[str, tuple[str, _OutputChange]] = {
     "reversed along the second axis": ("reversed along the second axis", partial(_flipped, 1)),
     "reversed along the last axis": ("reversed along the last axis", partial(_flipped, -1)),
     "shifted forward along the axis": (
-        "moved by one position along the axis, the last to the first",
+        "moved by one position along the axis; the last becomes the first",
         partial(_shifted, 1, "axis")),
     "shifted backward along the axis": (
-        "moved by one position along the axis, the first to the last",
+        "moved by one position along the axis; the first becomes the last",
         partial(_shifted, -1, "axis")),
     "with the first batch for all": (
         "the values at index 0 of the first axis, repeated", partial(_first_for_all, 0)),

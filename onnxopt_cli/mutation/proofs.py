@@ -154,8 +154,8 @@ def _reads_a_set(schema: defs.OpSchema, _: re.Match[str]) -> bool:
 
 
 def _is_matrix_parameter(schema: defs.OpSchema, match: re.Match[str]) -> bool:
-    # Apart from alignment, only mutants of parameters are proven. For inputs of data, mutants with
-    # the same names may change arrays of any rank.
+    # Except for alignment, only mutants of parameters are proven equivalent. Mutants of data inputs
+    # have the same names, but may change arrays of any rank.
     is_alignment = match[2].startswith("aligned")
     is_parameter = f"{schema.name}.{match[1]}" in _MATRIX_PARAMETERS
     return _input_among(_MATRICES)(schema, match) and (is_alignment or is_parameter)

@@ -351,7 +351,7 @@ class CheckedPlugin(CheckedBackend):
 
 
 class CheckedCommand(CheckedBackend):
-    """A command.
+    """A backend that is a command.
 
     Args:
         specification: the command as the user specified it.
