@@ -56,8 +56,8 @@ def _widest() -> np.dtype[Any]:
     return QuadPrecDType()
 
 
-#: The type in which expected values are computed: long double. Quadruple precision on machines on
-#: which long double is not wider than double.
+#: The type in which expected values are computed: long double, or quadruple precision on machines
+#: on which long double is not wider than double.
 WIDEST_TYPE = _widest()
 
 
@@ -221,9 +221,9 @@ def undefined_at(operator: Operator, values: Mapping[str, float]) -> bool:
 def has_blocks(call: Call[Any]) -> bool:
     """Return whether a call is large and can be computed block by block.
 
-    If the formula has reductions, two further conditions hold. All tensors must have the same dtype
-    and shape, because the operands of a reduction are not broadcast. All elements must be finite,
-    because with infinities the results of reformulations may differ.
+    If the formula has reductions, two further conditions apply. All tensors must have the same
+    dtype and shape, because the operands of a reduction are not broadcast. All elements must be
+    finite, because with infinities the results of reformulations may differ.
     """
     large = any(np.size(group[0]) >= LARGE_ELEMENTS for group in call.groups)
     if not large or _rows(call.operator) is None:

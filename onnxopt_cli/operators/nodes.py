@@ -52,7 +52,7 @@ def operator_names(model: onnx.ModelProto) -> tuple[str, ...]:
 def sparse_tensors(
     graphs: Iterable[onnx.GraphProto], nodes: Iterable[onnx.NodeProto]
 ) -> Iterator[onnx.SparseTensorProto]:
-    """Yield the sparse initializers and constants of the parts of a model, see :func:`parts_of`."""
+    """Yield the sparse initializers and constants in the two lists from :func:`parts_of`."""
     for graph in graphs:
         yield from graph.sparse_initializer
     for attribute in _sparse_constants(nodes):
@@ -141,7 +141,7 @@ def defined_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def used_names(node: onnx.NodeProto) -> list[str]:
-    """Return the names of the values of the surrounding graph that a node or its subgraphs read."""
+    """Return the names of values that a node or its subgraphs read from the surrounding graph."""
     names = dict.fromkeys(filter(None, node.input))
     for graph in subgraphs(node):
         inner = defined_names(graph)

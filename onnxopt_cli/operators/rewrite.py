@@ -120,7 +120,7 @@ class _Replacement:
             else:
                 self._new[ast.dump(statement)] = old, _parse(new)
         self.unseen = set(replace)
-        # Dumping a node is slow, so only nodes of the kinds of the old nodes are dumped.
+        # Dumping a node is slow, so a node is dumped only if an old node has the same kind.
         self._kinds = {key.partition("(")[0] for key in self._new}
 
     def replaced(self, part: Any) -> Any:

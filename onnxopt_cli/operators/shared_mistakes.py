@@ -130,7 +130,7 @@ BIAS_CORRECTION = mistake_table(f"""
         beta**T -> beta ** (T + 1)
         alpha**T -> alpha ** (T + 1)
     bias correction with the exponent T - 1
-        The exponent is T - 1, the update count of the step before.
+        The exponent is T - 1, the update count of the previous step.
         beta**T -> beta ** (T - 1)
         alpha**T -> alpha ** (T - 1)
     bias correction from T = 0 with the exponent T + 1

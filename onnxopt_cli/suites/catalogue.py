@@ -350,7 +350,7 @@ def _outputs(template: CaseTemplate, inputs: list[Array]) -> dict[str, Array]:
 def _problem(template: CaseTemplate, test: str = "") -> Problem:
     """Return the content of a case template as a model of one node, with its inputs.
 
-    The problem has stored outputs if the case is published, or if ``test`` is the name of a test
+    The content includes outputs if the case is published, or if ``test`` is the name of a test
     directory to which the case is written.
     """
     inputs = [

@@ -1,8 +1,8 @@
 """The suite ``gradient``: models with a node of Gradient, version 1.
 
 Each model computes y and the derivatives of y. In most models, y is the product of a result and a
-weight, which is one of ``zs``. Therefore, the gradient that enters the differentiated operators has
-different elements.
+weight, which is one of ``zs``. Therefore, the elements of the gradient that enters the
+differentiated operators differ from each other.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ _LAST_COUNTS = (2**63 - 1, -(2**63))
 #: results small.
 _LARGE_DOUBLES = {"1e30": 1e30, "1e100": 1e100}
 _SMALL_ATTRIBUTE = 1e-7
-#: The values, in cases with NaN, of the attribute that selects a rank, as shares of the range
-#: between the attribute's limits.
+#: For cases with NaN, values of the attribute that selects a rank, as shares of the range between
+#: the attribute's limits.
 _SHARES = (0.6, 0.0, 0.25, 0.5, 0.9, 1.0)
 _BRIEF_SHARES = (0.6, 0.5)
 

@@ -104,9 +104,9 @@ class Bounded(Approximate, _Operand):
         precision: the coarsest type in which an implementation may compute the value.
         doubt: the error for comparisons; None if it equals ``error``. It is zero where the operands
             are exact and the type can represent the result.
-        reach: for a sum, the sum of the magnitudes of its terms; else None. An implementation may
-            multiply each term of a sum by a factor, and the error of this product depends on the
-            reach.
+        reach: for a sum, the sum of the magnitudes of its terms; else None. If a sum is multiplied
+            by a factor, an implementation may multiply each term; the error of the product then
+            depends on the reach.
         factors: for a product, its factors with their exponents, 1 or -1; otherwise empty.
     """
 
@@ -117,7 +117,7 @@ class Bounded(Approximate, _Operand):
 
     @cached_property
     def span(self) -> tuple[float, float]:
-        """The smallest magnitude or 1 if smaller, and the largest reach or 1 if larger.
+        """The smallest magnitude, but at most 1, and the largest reach, but at least 1.
 
         Elements that are 0 or infinite are ignored.
         """
@@ -269,7 +269,7 @@ def _combined(function: Callable[..., Any], row: Row, operands: list[Bounded | M
     """Apply a function to operands, which may include :class:`Mixed`.
 
     In an operation with a tensor, a scalar takes the type of the tensor. Therefore only the
-    operands of the highest level determine the type of the operation.
+    operands of the highest :class:`Level` determine the type of the operation.
     """
     coarse = [operand.coarse if isinstance(operand, Mixed) else operand for operand in operands]
     if not isinstance(row, Elementwise):
@@ -349,7 +349,7 @@ def _of_all(
 
 
 def _coarsest(operands: Sequence[Bounded]) -> Precision:
-    """Return the coarsest precision among the operands of the highest level."""
+    """Return the coarsest precision among the operands of the highest :class:`Level`."""
     first = operands[0].precision
     if all(operand.precision is first for operand in operands):
         return first
@@ -560,7 +560,7 @@ def _in_any_order(
 
 
 def _as_a_share(value: Any, error: Any, operands: Sequence[Bounded], largest: float) -> Any:
-    """Return the error of a sum, which may be a weighted mean computed from a difference.
+    """Return the error of a sum that an implementation may compute as a mean, from a difference.
 
     TensorFlow and PyTorch compute a V + (1 - a) G as V + (1 - a) (G - V). If the terms are large
     and have opposite signs, the difference may overflow. The error is then infinite.

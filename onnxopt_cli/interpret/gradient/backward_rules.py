@@ -551,7 +551,7 @@ class _Reduction:
         return self.gradients(self.node.backward.expanded(name, self.shape))
 
     def gradients(self, name: str) -> list[str | None]:
-        """Return the gradients of the inputs, given the gradient of x. Axes have no gradient."""
+        """Return the gradients of the inputs, given that of x. Inputs for axes have no gradient."""
         return [name] + [None] * (len(self.node.inputs) - 1)
 
 

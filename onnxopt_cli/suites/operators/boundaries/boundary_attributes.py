@@ -142,7 +142,7 @@ def _trees() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
-    """Yield support vector machines with classes that are texts, and with integers."""
+    """Yield support vector machines whose classes are texts, or whose inputs are integers."""
     # Each of the three pairs of classes votes on each row. In each row, a different class gets two
     # of the votes.
     x = np.array([[-1.5, -2.0], [0.5, 1.0], [-2.0, 2.0]], np.float32)

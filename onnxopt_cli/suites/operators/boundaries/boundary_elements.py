@@ -43,7 +43,7 @@ def _floats(*values: Any) -> Array:
 
 
 def _recurrent() -> Iterator[tuple[str, str, Generator]]:
-    """Yield recurrent nodes in which each unit has another exceptional weight.
+    """Yield recurrent nodes in which each unit has a different exceptional weight.
 
     The nodes have one step, so that the states of the units do not mix.
     """
@@ -148,7 +148,7 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _parameters() -> Iterator[tuple[str, str, Generator]]:
-    """Yield factors of -1, omitted bounds, and lists of attributes whose numbers all differ."""
+    """Yield factors of -1, omitted bounds, and attributes that are lists of different numbers."""
     square, other = distinct(3, 3), distinct(3, 3) / 4 + 1
     for trans_a, trans_b in np.ndindex(2, 2):
         transposed: dict[str, Any] = {"transA": trans_a, "transB": trans_b}

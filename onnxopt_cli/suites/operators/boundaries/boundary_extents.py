@@ -1,4 +1,4 @@
-"""Nodes of more windows than an implementation unfolds at once, and nodes without any windows.
+"""Nodes with more windows than an implementation unfolds at once, and nodes without any windows.
 
 Further nodes have sizes, values and types that random draws seldom contain, such as n-grams of
 negative integers and scores that are infinite.
@@ -33,7 +33,7 @@ def boundary_extents() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _many_windows() -> Iterator[tuple[str, str, Generator]]:
-    """Yield images of which all windows together need much more memory than the image."""
+    """Yield images whose windows together need much more memory than the image."""
     stem = "many_windows"
     wide = distinct(1, 1, 300, 300)
     yield "AveragePool", stem, fixed_node(wide, kernel_shape=[3, 3])
@@ -50,7 +50,7 @@ def _many_windows() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _columns() -> Iterator[tuple[str, str, Generator]]:
-    """Yield columns of images of two to four axes, in which each axis has other parameters."""
+    """Yield columns of images of two to four axes; each axis has its own parameters."""
     variants: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
         ("many_windows", (40, 41), (2, 3), {"dilations": [2, 3], "strides": [1, 2]}),
         ("three_axes", (3, 4, 5), (2, 1, 2), {"dilations": [1, 2, 2]}),

@@ -101,7 +101,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _default_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield Fourier transforms along the default axis, and blocks of scales along each axis."""
+    """Yield Fourier transforms along the default axis, and blockwise scales along each axis."""
     for count in (5, 6):
         for length in (None, 4, 7) if count == 5 else (None, 4):  # noqa: PLR2004 - pad once
             lengths = () if length is None else (np.array(length),)

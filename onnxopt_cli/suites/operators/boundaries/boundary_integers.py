@@ -109,7 +109,7 @@ def _zero_words() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _shapes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield tensors whose last axis is longer than 2^24, and whose first axis has no elements."""
+    """Yield tensors whose last axis is longer than 2^24, and whose first axis has the length 0."""
     stem, length = "axis_beyond_24_bits", 2**24 + 1
     shape, empty = int64s(0, length), np.zeros((0, 1), np.float32)
     yield "ConstantOfShape", stem, fixed_node(shape)

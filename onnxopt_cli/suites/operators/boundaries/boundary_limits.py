@@ -377,7 +377,7 @@ def _many_operands() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _results() -> Iterator[tuple[str, str, Generator]]:
-    """Yield special elements and shapes that some implementation of an operator gets wrong.
+    """Yield special elements and shapes for which some implementations return wrong results.
 
     Examples are zeros of both signs, repeated elements, empty sequences, six axes, and thresholds
     of doubles.

@@ -66,7 +66,7 @@ def _grids() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _activations() -> Iterator[tuple[str, str, Generator]]:
-    """Yield recurrent nodes in which each activation has other parameters."""
+    """Yield recurrent nodes in which each activation has its own parameters."""
     x = distinct(2, 1, 2) / 4
     alpha, beta = [0.9, 0.3, 0.7, 0.5], [0.4, 0.1, -0.2, 0.3]
     for operator, gates, count in (("RNN", 1, 1), ("GRU", 3, 2)):
@@ -200,7 +200,7 @@ def _descending_trees(splits: dict[str, Any]) -> Iterator[tuple[str, str, Genera
 
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
-    """Yield support vector machines of one score, of large scores, and of large integers."""
+    """Yield support vector machines with one score, with large scores, and with large integers."""
     x = distinct(3, 2)
     vectors: dict[str, Any] = {
         "kernel_type": "LINEAR",

@@ -29,7 +29,7 @@ def boundary_ranks() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _eighth_axis() -> Iterator[tuple[str, str, Generator]]:
-    """Yield tensors of eight axes of which only the last or the last but one is selected."""
+    """Yield nodes that select only the eighth axis of a tensor, or the eighth diagonal."""
     stem = "eighth_axis"
     x = distinct(1, 2, 1, 1, 1, 1, 2, 3)
     for name in REDUCTIONS:

@@ -360,7 +360,7 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
             yield operator, "square_row", partial(_square, shapes=((3, 3), (3,)))
             if operator != "PRelu":
                 yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
-    # Every comparison has another result if the row is a column.
+    # Every comparison has a different result if the row is read as a column.
     row = np.array([1, 2, 3], np.float32)
     table = np.array([[1, 1, 3], [2, 2, 2], [3, 3, 1]], np.float32)
     for operator in _COMPARISONS:

@@ -255,7 +255,7 @@ def _labels() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:
-    """Yield a machine that is almost sure of its class."""
+    """Yield a support vector machine that returns a probability close to 1."""
     x = distinct(3, 2)
     machine: dict[str, Any] = {
         "kernel_type": "LINEAR",

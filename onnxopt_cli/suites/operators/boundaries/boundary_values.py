@@ -1,8 +1,8 @@
 """Nodes whose elements lie at the boundaries of an operator's definition.
 
 Random draws seldom contain exceptional arguments of functions, elements equal to a threshold,
-integers that no float represents, empty axes, and ties. All operators of a family have the same
-kinds of boundaries.
+integers that no float represents, empty axes, and ties. Similar operators, such as all reductions,
+have the same kinds of boundaries.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def _one_hot_fractions(draft: NodeDraft) -> None:
 
 
 def _repeated_keys(draft: NodeDraft, *, keys: str, values: str) -> None:
-    """Draw a map with repeated keys, of which the last one determines the value."""
+    """Draw a map with repeated keys; the last occurrence of a key determines its value."""
     draft.require(draft.has("keys_tensor"))
     pool: Mapping[str, list[Any]] = {
         "int64s": [5, -1, 5, 9],

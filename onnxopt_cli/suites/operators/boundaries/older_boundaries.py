@@ -56,7 +56,7 @@ def older_boundaries() -> Iterator[tuple[str, int, str, Generator]]:
     between = np.array([1.5, 3.0, 0.3, 1e30], np.float32)
     nearest = fixed_node(between, to=TensorProto.FLOAT8E8M0, round_mode="nearest")
     yield "Cast", 24, "nearest_power", nearest
-    # Since version 7, a slope of one axis belongs to the last axis.
+    # Since version 7, a slope of one axis is aligned with the last axis.
     yield "PRelu", 7, "slope_of_last_axis", fixed_node(distinct(2, 3, 3), distinct(3) / 2)
     image = distinct(1, 1, 2, 3)
     for stem, factors in (("far", (7.5, 1.0)), ("fine", (1.5001, 1.0))):
