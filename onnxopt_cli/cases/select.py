@@ -93,8 +93,9 @@ def choose(
         required: whether at least one case must be selected.
 
     Returns:
-        The selected cases, in their original order unless failed cases run first. Also, by excluded
-        capability, a text that states how many cases need the capability and why it is excluded.
+        Two items. The first is the list of selected cases, in their original order unless failed
+        cases run first. The second contains, by excluded capability, a text that states how many
+        cases need the capability and why it is excluded.
 
     Raises:
         UsageError: if no case has a given operator or tag, a capability is unknown, or a pattern

@@ -90,8 +90,8 @@ _POWERS = {
     8: (-6, 6, -15, 15, -30, 30, -150, 150, -310),
 }
 _CONSTANTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, 10.0)
-# has_result() evaluates the formula once for each of these values. In such an evaluation, all
-# elements of all tensors have this value.
+# has_result() evaluates the formula once for each of these values. In each evaluation, all elements
+# of all tensors have the same value.
 _TRIAL_ELEMENTS = (1.0, 0.375)
 _SEEDS = 1 << 12
 # The style of a tensor is its seed modulo _STYLES. One style scales the decimals, and another style

@@ -344,7 +344,7 @@ class GraphExample:
     Some values are not outputs of the model, because they cannot be judged:
 
     - values with an infinite error bound;
-    - values with an element so near to a threshold that a rounding may move it across;
+    - values with an element so near to a threshold that rounding may move the element across it;
     - values for which a correct reformulation returns NaN.
 
     Attributes:

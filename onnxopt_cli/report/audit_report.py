@@ -87,18 +87,18 @@ def _equivalence(score: MutationScore) -> Iterable[str]:
     """Yield the number of equivalent mutants for each kind of evidence."""
     equivalent = sum(verdict.equivalent for verdict in score.automatic)
     if isinstance(score.operator, Operator):
-        yield f"{equivalent} more equal the formula on all inputs tried"
+        yield f"{equivalent} more mutants equal the formula on all inputs tried"
         return
     if score.proven:
-        yield f"{len(score.proven)} more are proven equivalent"
+        yield f"{len(score.proven)} more mutants are proven equivalent"
     unresolved = score.unresolved
     if equivalent > len(unresolved):
         resolved = equivalent - len(unresolved)
-        yield f"{resolved} more are equal to the operator on {RESOLVING_INPUTS:,} inputs"
+        yield f"{resolved} more mutants are equal to the operator on {RESOLVING_INPUTS:,} inputs"
     if unresolved:
         least, most = _extremes(verdict.inputs for verdict in unresolved)
         inputs = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-        yield f"{len(unresolved)} more are unresolved: equal on {inputs} inputs"
+        yield f"{len(unresolved)} more mutants are unresolved: equal on {inputs} inputs"
 
 
 def _extremes(numbers: Iterable[int]) -> tuple[int, int]:

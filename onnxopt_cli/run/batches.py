@@ -67,8 +67,8 @@ class BatchExecutor:
         self._executor = executor
         self._size = size
         self._open: dict[Hashable, _Batch] = {}
-        # The sets of operators of models that failed without other models. A model with one of
-        # these sets of operators does not join a batch.
+        # For each model that failed alone, the set of its operators. Other models with the same set
+        # of operators do not join a batch.
         self._failed_alone: set[frozenset[tuple[str, str]]] = set()
         self._bytes_ahead = 0
         self.ahead = size * executor.ahead

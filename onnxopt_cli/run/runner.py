@@ -485,7 +485,7 @@ def _result_alone(plan: Plan, submission: _Submission, index: int) -> Result:
 
 @contextmanager
 def _noted(case: Case) -> Iterator[None]:
-    """Add the case's id to an exception that the body raises."""
+    """Add the case's id to an exception that the ``with`` block raises."""
     try:
         yield
     except Exception as error:

@@ -602,8 +602,8 @@ def _run_again(
         case = by_id[result.case]
         outcome_in_order = in_order.get(result.case, outcome)
         if result.case not in in_order and outcome is not result.outcome:
-            # The worker ended during the suspect. The suspect was therefore left out when all cases
-            # ran again in order.
+            # The worker ended while the suspect ran. The suspect was therefore left out when all
+            # cases ran again in order.
             outcome_in_order = restarted([*before, case])[-1].outcome
         if outcome_in_order is not outcome:
             text = _dependence(before, case, outcome_in_order, restarted, culprits)

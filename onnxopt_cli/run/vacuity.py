@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 # The largest number of cases that serve as probes of one operator without a formula.
 _MAX_PROBES = 20
-_NO_PROBE = "no other case shows whether the backend computes it; add one beside this case"
+_NO_PROBE = "no other case shows whether the backend computes the operator; add such a case"
 # If the inputs of a case's node cannot be used, the first tensors of its probe have this shape.
 _PLAIN_SHAPE = (3,)
 # A probe is a pair of nodes. The inputs of the second node are those of the first node times this

@@ -554,7 +554,7 @@ def check_tensor(tensor: onnx.TensorProto) -> None:
 
     Raises:
         Malformed: if the tensor has an unknown element type, a negative dimension, a number out of
-            the range of its type, or a string that is not UTF-8. Also if the data have the wrong
+            the range of its type, or a string that is not UTF-8; or if the data have the wrong
             size, or are in several fields, in a field of another type, or in another file.
     """
     storage, _, field, raw = _layout(tensor)

@@ -250,7 +250,7 @@ def _check_shapes(
 
 
 def _contents(trajectory: Callable[[], Trajectory]) -> dict[str, Callable[[], Problem]]:
-    """Return two functions, by suffix of the id: they create the steps, and the loop, as a case."""
+    """Return, by suffix of the id, two functions that create a case: in steps, and as a loop."""
 
     def step_by_step() -> Problem:
         steps = trajectory()

@@ -167,7 +167,7 @@ class DifferentiatedNode:
         return list(self._evaluate(model, named_operands))
 
     def like(self, value: Any, name: str) -> str:
-        """Add a constant with the element type of the tensor ``name``; return its new name."""
+        """Add a constant with the element type of the tensor ``name``; return the new name."""
         return self.backward.constant(value, self._values[name].dtype)
 
     def call(self, op_type: str, *inputs: str, **attributes: Any) -> str:

@@ -34,8 +34,8 @@ class Accuracy:
         tensors: number of judged tensors.
         elements: number of their elements.
         tolerance_used_most: largest error / tolerance of an element; 1.0 is the limit.
-        tolerance_used_median: for each tensor, the median error / tolerance of its elements is
-            computed; this is the median over all tensors.
+        tolerance_used_median: the median over all tensors, where each tensor counts with the median
+            error / tolerance of its elements.
         max_ulp: largest distance to the correctly rounded result, in ulp.
         ulp_counts: a histogram of the distances in ulp, as in Diff.
     """
