@@ -127,7 +127,7 @@ def test_failures_of_three_causes_fit_60_lines_with_the_causes_first(screen):
     causes = re.findall(r"^  \d+\.  +(\d+)  (.*?) *$", answer.out, re.MULTILINE)
     assert [int(count) for count, _ in causes] == [40, 39, 39]
     titles = [title for _, title in causes]
-    assert titles[0] == "Momentum: is float64 where float32 is expected"
+    assert titles[0] == "Momentum: an output is float64 where float32 is expected"
     assert "Momentum: X_new off" in titles
     assert any("MemoryError: no room for" in title for title in titles)
     assert answer.out.count("again: onnxopt run demo.yaml -k demo/demo/plain") == 3

@@ -235,8 +235,11 @@ def _wrong_structures(result: Result) -> list[str]:
         if diff.structure:
             actual, expected = _SHAPE.sub("", diff.structure), _SHAPE.sub("", diff.kind)
             is_same_type = actual == f"is {expected}"
-            other_type = f"{actual} where {expected} is expected"
-            descriptions.add("another shape than expected" if is_same_type else other_type)
+            subject = "outputs" if actual.startswith("are ") else "an output"
+            other_type = f"{subject} {actual} where {expected} is expected"
+            descriptions.add(
+                "an output has another shape than expected" if is_same_type else other_type
+            )
     return sorted(descriptions)
 
 
