@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -9,7 +10,10 @@ import click
 from onnxopt_cli.cli.console import note, show_step, stdout
 from onnxopt_cli.cli.shared_options import option_of
 from onnxopt_cli.config.run_config import EXPLAIN_TIME_DEFAULTS, Judging, ModelInputs, RunConfig
-from onnxopt_cli.core.text import printable
+from onnxopt_cli.core.text import printable, some_of
+
+# Largest number of operators without a cause that are named.
+_MAX_NAMES = 20
 
 
 @click.command("explain")
@@ -73,6 +77,17 @@ def command(saved: Path, explain_time: float | None) -> int:
         )
     for line in explanation_lines(explanations):
         stdout().print_wrapped(line)
+    examined = {(explanation.backend, explanation.operator) for explanation in explanations}
+    counts = Counter(
+        result.operators[0] if len({*result.operators}) == 1 else "other models"
+        for result in failing_results
+        if not examined & {(result.backend, operator) for operator in result.operators}
+    )
+    if explanations and counts:
+        names = [f"{name} {count}" for name, count in counts.most_common()]
+        stdout().print_wrapped(
+            f"  no cause found for other failing cases: {some_of(names, _MAX_NAMES)}"
+        )
     explained = {
         (explanation.backend, case)
         for explanation in explanations

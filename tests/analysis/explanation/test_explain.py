@@ -659,6 +659,27 @@ def test_saved_run_of_an_operator_without_a_formula_is_explained(workplace, onnx
     assert "because they are no longer found, such as neg.yaml:" in answer.err
 
 
+def test_failures_without_a_cause_are_listed(workplace, onnxopt):
+    (workplace / "wrong.py").write_text(
+        "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
+        "def wrong(model, inputs):\n"
+        "    (output,) = native_outputs(model, inputs)\n"
+        "    return [abs(output) + output.dtype.type(model.graph.node[0].op_type == 'Ceil')]\n"
+    )
+    for operator, count in (("Neg", 3), ("Ceil", 1)):
+        cases = "".join(
+            f"  - {{name: x{x}, inputs: {{X: [1.5, -{x}.0]}}}}\n" for x in range(2, 2 + count)
+        )
+        text = f"onnxopt: 1\nsuite: mine\noperator: {operator}\ncases:\n{cases}"
+        (workplace / f"{operator}.yaml").write_text(text)
+    run = ("run", "Neg.yaml", "Ceil.yaml", "-b", "python:wrong.py:wrong", "--no-explain")
+    onnxopt(*run, *IN_PROCESS, "--log", "run.jsonl")
+    answer = onnxopt("explain", "run.jsonl")
+    assert answer.code == 1
+    assert "Neg: consistent with" in answer.out
+    assert "no cause found for other failing cases: Ceil 1" in answer.out
+
+
 def test_conforming_run_has_no_explanation(workplace, onnxopt):
     (workplace / "steps.yaml").write_text(STEPS)
     onnxopt("run", "steps.yaml", "--log", "run.jsonl", "-q")
