@@ -97,7 +97,7 @@ _EXPLAIN_TIME = 60.0
 @option_of(
     RunConfig,
     "explain_time",
-    f"Time limit of the search for known mistakes.  [default: {_EXPLAIN_TIME:g} for each failure]",
+    f"Time limit of the search for causes.  [default: {_EXPLAIN_TIME:g} for each failure]",
 )
 @option_of(Execution, "lowering")
 @option_of(RunConfig, "shard", "Only part I of N of the examples.")

@@ -37,7 +37,7 @@ from onnxopt_cli.interpret.evaluate import has_blocks
 from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.oracle.oracles import Oracles, resolved
 from onnxopt_cli.oracle.reference_oracle import estimated_here
-from onnxopt_cli.run.executors import Executor, InProcess
+from onnxopt_cli.run.executors import Executor, InProcess, run_on
 from onnxopt_cli.run.judge import judge
 from onnxopt_cli.run.reproduce import (
     Observation,
@@ -215,11 +215,15 @@ class Finding:
 class Findings:
     """All findings of a run.
 
+    Args:
+        executor: runs the generated inputs that test explanations.
+
     Attributes:
         all: explanations of the findings, by kind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self.all: dict[FailureKind, Explanation | None] = {}
         self._traits: dict[FailureKind, frozenset[Hashable]] = {}
         self._passed: dict[str, deque[Trial]] = defaultdict(
@@ -299,7 +303,12 @@ class Findings:
         trials = {str(place): trial for place, trial in enumerate((finding.trial, *same, *passed))}
         results = [replace(trial.result, case=name) for name, trial in trials.items()]
         cases = {name: trial.case for name, trial in trials.items()}
-        explanations = explain(results, cases, seconds=seconds)
+        explanations = explain(
+            results,
+            cases,
+            seconds=seconds,
+            ask=lambda _, model, inputs: run_on(self._executor, model, inputs),
+        )
         return explanations[0] if explanations else None
 
 

@@ -174,7 +174,7 @@ class Search:
 
     def __init__(self, task: Task, executor: Executor, interruption: Interruption) -> None:
         self.tried = 0
-        self.findings = Findings()
+        self.findings = Findings(executor)
         self._task = task
         self._executor = executor
         self._interruption = interruption

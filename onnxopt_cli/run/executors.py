@@ -189,18 +189,23 @@ def open_model_runner(
             backend: str, model: onnx.ModelProto, inputs: Mapping[str, Value]
         ) -> Sequence[Value] | Outcome:
             started = executor(backend)
-            if started is None:
-                return Outcome.NOT_RUN
-            with suppress(OnnxoptError):
-                response = started.submit(Request(model, inputs))()
-                if isinstance(response, str):
-                    return Outcome.NOT_RUN
-                if response.failure:
-                    return response.failure
-                return response.outputs or Outcome.PROTOCOL
-            return Outcome.NOT_RUN
+            return Outcome.NOT_RUN if started is None else run_on(started, model, inputs)
 
         yield run_model
+
+
+def run_on(
+    executor: Executor, model: onnx.ModelProto, inputs: Mapping[str, Value]
+) -> Sequence[Value] | Outcome:
+    """Run a model; return the outputs or, if the backend returns none, the outcome."""
+    with suppress(OnnxoptError):
+        response = executor.submit(Request(model, inputs))()
+        if isinstance(response, str):
+            return Outcome.NOT_RUN
+        if response.failure:
+            return response.failure
+        return response.outputs or Outcome.PROTOCOL
+    return Outcome.NOT_RUN
 
 
 def call_model(call: Call[Array]) -> tuple[onnx.ModelProto, dict[str, Array]]:
