@@ -121,8 +121,8 @@ class Verdict:
     Attributes:
         name: the implementation's name.
         about: its defect in one sentence.
-        excess: for each trial, the largest error / tolerance of any output; None if the trial was
-            skipped.
+        excess: for each trial, which is a case or a generated node, the largest error / tolerance
+            of any output; None if the trial was skipped.
         equivalent: whether the implementation and the operator agree on all inputs that were tried.
         distinguishing: attributes and inputs on which a survivor differs from the operator.
         mutant_kind: the kind of defect if the operator has no formula; otherwise empty.

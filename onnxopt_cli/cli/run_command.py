@@ -104,8 +104,8 @@ def _options_of_log(context: click.Context, path: Path) -> dict[str, Any]:
         require_built_in(header.backends)
     words = words_of(from_log, {**header.options, "backends": backends, "shard": header.shard})
     shown_words = clipped(command_line(words), _MAX_COMMAND_CHARS)
-    shown = Text(f"options from the log: onnxopt run {shown_words}", no_wrap=True)
-    stderr().print_wrapped(shown)
+    options_text = Text(f"options from the log: onnxopt run {shown_words}", no_wrap=True)
+    stderr().print_wrapped(options_text)
     try:
         options = context.command.make_context("run", words, parent=context.parent).params
     except click.UsageError as error:

@@ -29,12 +29,11 @@ _RANDOM = frozenset({"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial"
 _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
-# The accepted error of the mean and of the mean square in :func:`_test_continuous`, which defines
-# the level of a number. The unit is the gap between the levels of neighbouring representable
-# numbers. The error occurs because the numbers of a sample are rounded to its dtype.
+# The accepted error of the mean and of the mean square in :func:`_test_continuous`. That function
+# defines the level of a number. The unit is the gap between the levels of neighbouring
+# representable numbers. The error occurs because the numbers of a sample are rounded to its dtype.
 _GRAINS = 8
-# Deviations below four standard deviations need no test. This is the square of four standard
-# deviations in units of the variance.
+# The square of four standard deviations, in units of the variance. Smaller deviations need no test.
 _LIKELY_VARIANCES = 16
 # The factor 1 / (1 - ratio) may be computed in the type of the ratio. A scaled element may
 # therefore have an error of _SCALING_ULPS ulps, or of _FACTOR_ROUNDINGS roundings in the type of

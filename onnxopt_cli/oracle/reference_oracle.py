@@ -143,9 +143,10 @@ class ReferenceOracle:
             math: the ``math`` option of the backend.
 
         Returns:
-            A function that waits for the estimate and returns the expected result. The expected
-            result itself if no estimate is needed, because the case is invalid or its outputs are
-            random. None if all outputs are stored and none needs an estimate.
+            One of three objects: a function that waits for the estimate and returns the expected
+            result; the expected result itself, if the case is invalid or its outputs are random, so
+            that no estimate is needed; or None, if all outputs are stored and none needs an
+            estimate.
         """
         stored = stored_outputs(problem, self.judging)
         if stored.invalid:

@@ -364,10 +364,10 @@ def returns_where_decided(
 def _several_accepted(branch: Branch) -> Array:
     """Return a mask of the elements of which several values are accepted."""
     several = np.zeros(branch.expected.shape, bool)
-    other = branch.otherwise
-    while other is not None:
-        several |= Branch(branch.expected, np.zeros(several.shape)).wrong(other.expected)
-        other = other.otherwise
+    alternative = branch.otherwise
+    while alternative is not None:
+        several |= Branch(branch.expected, np.zeros(several.shape)).wrong(alternative.expected)
+        alternative = alternative.otherwise
     return several
 
 

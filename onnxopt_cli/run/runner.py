@@ -600,7 +600,7 @@ def _received(plan: Plan, case: Case, results: tuple[Result, ...]) -> tuple[Resu
 
 
 def _incidents(plan: Plan) -> Iterator[Result]:
-    """Yield a result for each stage, such as teardown, in which a backend failed without a case."""
+    """Yield a result for each stage outside of cases (such as teardown) that failed."""
     for executor in plan.backends:
         # Several workers may fail in the same stage. Keep the worst failure.
         by_place: dict[str, Result] = {}

@@ -441,7 +441,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load the results of a log; if it is unfinished, only for cases run on all backends."""
+        """Load a log's results; if it is unfinished, only those of cases run on all backends."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin

@@ -53,7 +53,7 @@ SUBMITTED_TO_PROVE = 60
 MAX_DRAWN_TO_PROVE = 400
 # Number of failing inputs that are varied in directed ways to refute conditions.
 _DIRECTED_BASES = 2
-# At most _OTHER_NUMBERS variations of each of them have another value of a scalar or an attribute.
+# Largest number of variations of each such input that change a scalar or an attribute.
 _OTHER_NUMBERS = 16
 # Largest number of steps of the bisection that narrows a threshold.
 _BISECTIONS = 24
@@ -280,8 +280,8 @@ class ConditionQueries(ConditionFitting):
         must be visible in an element that meets the conditions.
 
         Further variations may refute a known mistake: the operands have another combination of
-        types, or special elements are nearly special. If the mistake has no effect on a variation,
-        the backend must be right.
+        types, zeros become tiny numbers, or infinite elements become large numbers. If the mistake
+        has no effect on a variation, the backend must be right.
         """
         failing = [each for each in self._samples if each.failed and self._meets(conditions, each)]
         numbers = [feature for feature in self._features if feature.kind == "number"]
@@ -291,8 +291,8 @@ class ConditionQueries(ConditionFitting):
                 for feature, number in product(numbers, (0.0, 1.0))
                 if feature.vary
             ]
-            others = [call for _, _, call in with_other_numbers(base.call)]
-            calls += self._random.sample(others, min(_OTHER_NUMBERS, len(others)))
+            varied_calls = [call for _, _, call in with_other_numbers(base.call)]
+            calls += self._random.sample(varied_calls, min(_OTHER_NUMBERS, len(varied_calls)))
             if self._mistake:
                 calls += with_types(self._random, base.call)
                 calls += [call for _, _, call in with_near_values(base.call)]

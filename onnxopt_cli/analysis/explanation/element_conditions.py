@@ -89,7 +89,7 @@ _MAX_LEFT_COST = 3.0
 _MAX_PAIRED = 14
 # Number of ranked conditions.
 _MAX_RANKED = 30
-# The function :func:`_chance` replaces a smaller second probability with _LEAST_CHANCE.
+# Least value of the second probability in :func:`_chance`.
 _LEAST_CHANCE = 1e-2
 # Largest number of traits for which pairs of features are tried.
 _MAX_PAIRED_TRAITS = 5

@@ -291,7 +291,7 @@ class _Candidate:
     cases: frozenset[Observation] = frozenset()
 
     def combined(self, base: _Candidate | None) -> _Candidate | None:
-        """Return a candidate that adds the mistakes of ``base``; None if this is impossible."""
+        """Return a candidate that also has the mistakes of ``base``; None if this is impossible."""
         if base is None:
             return self
         names, mistake = (*base.names, *self.names), both(base.mistake, self.mistake)

@@ -684,7 +684,7 @@ class _NodeSearch:
         return confirmed
 
     def _generate_directed(self, hypotheses: Sequence[Hypothesis]) -> list[bool]:
-        """Submit the nodes that validate hypotheses; return for which ones the limit suffices.
+        """Submit nodes that validate hypotheses; return for each whether it had enough rounds.
 
         Each round tests all hypotheses, so that none of them uses the limit of the others.
         """

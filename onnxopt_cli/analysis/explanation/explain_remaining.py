@@ -181,7 +181,9 @@ def _is_unlike_varied(
                 continue
             right = [derived_output.branch for derived_output in bound(varied)]
             is_right, is_silent = agree(right, returned), agree(right, mistake.run(varied))
-            if not is_right and any(returns(known, varied, returned) for known in cover):
+            if not is_right and any(
+                returns(other_mistake, varied, returned) for other_mistake in cover
+            ):
                 alike[name].add(number)
             elif is_right != is_silent and not returns_where_decided(mistake, varied, returned):
                 unlike[name].add(number)

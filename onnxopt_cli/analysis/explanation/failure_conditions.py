@@ -52,7 +52,8 @@ PROOFS = 4
 # If a condition accounts for only a part of the failures, this part must have more than
 # _MIN_SUPPORT failing inputs.
 _MIN_SUPPORT = 4
-#: An alternative to the plainest path may cost at most COST_MARGIN more.
+#: The plainest path is the path with the lowest cost. An alternative may cost at most COST_MARGIN
+#: more.
 COST_MARGIN = 0.75
 #: The disagreement of an alternative may exceed that of the plainest path by at most
 #: DISAGREEMENT_MARGIN.
@@ -263,10 +264,10 @@ class _Search(ConditionQueries):
             return True
         share = _MAX_OTHER_REASONS if self._partial else MAX_FAILING_SHARE
         for place in (0, 1):
-            known = [each for each in self._samples if place in self._lacking(conditions, each)]
-            outcomes = Counter(each.failed for each in known)
+            samples = [each for each in self._samples if place in self._lacking(conditions, each)]
+            outcomes = Counter(each.failed for each in samples)
             # Few inputs may meet only one condition, so copies of such inputs are drawn.
-            for candidate in self._drawn(MAX_DRAWN_TO_PROVE, known) if self._submit else ():
+            for candidate in self._drawn(MAX_DRAWN_TO_PROVE, samples) if self._submit else ():
                 if outcomes[False] >= MIN_PASSING:
                     break
                 if place in self._lacking(conditions, candidate) and (

@@ -31,7 +31,7 @@ _TENSOR_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 33)
 STEPS = (0, 1, 2, 3, 4, 5, 7, 9, 10, 11, 50, 99, 100, 101, 1000, 1001, 10**6, 2**24 + 1, 2**31 + 5,
          2**32 + 1, -1, -7)  # fmt: skip
 RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
-# Values that replace those of each scalar or attribute in turn.
+# Values that each scalar or attribute takes in turn.
 _FEW_STEPS = (0, 1, 2, 10, 1001, 10**6 + 1, 2**31 + 5, -1)
 _FEW_RATES = (0.0, 1.0, -0.5, 1e-3, 0.5, 0.999, 20.0)
 _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
@@ -167,12 +167,12 @@ def with_other_numbers(call: Call[Array]) -> Iterator[tuple[str, float, Call[Arr
             numbers[attribute.name] = _FEW_RATES
     for name, values in numbers.items():
         for number in values:
-            if other := with_number(call, number, name):
-                yield name, number, other
+            if varied_call := with_number(call, number, name):
+                yield name, number, varied_call
 
 
 def with_near_values(call: Call[Array]) -> Iterator[tuple[str, float, Call[Array]]]:
-    """Yield copies of a node in which special elements of an operand are nearly special.
+    """Yield copies of a node in which special elements of an operand become nearly special numbers.
 
     Zeros become tiny numbers, and infinite elements become large numbers. Each copy comes with the
     name of the operand, and with the number of the largest magnitude.

@@ -175,11 +175,11 @@ def _concatenated(call: Call[Array]) -> Call[Array] | None:
 def least_errors(call: Call[Any]) -> list[float]:
     """Return a lower bound of error / magnitude for the elements of each output.
 
-    The lower bound counts, in unit roundoffs, the roundings that occur whatever the inputs are. The
-    bound of a sum is the smaller bound of its operands, plus the roundings of the addition. The
-    bound of a product or quotient is the sum of the bounds of its operands, plus the roundings of
-    the operation. An element whose relative error is below the lower bound is within its tolerance,
-    so its error bound need not be computed.
+    The lower bound counts, in unit roundoffs, the roundings that occur for all inputs. The bound of
+    a sum is the smaller bound of its operands, plus the roundings of the addition. The bound of a
+    product or quotient is the sum of the bounds of its operands, plus the roundings of the
+    operation. An element whose relative error is below the lower bound is within its tolerance, so
+    its error bound need not be computed.
 
     Args:
         call: a call that can be computed in blocks.
@@ -199,7 +199,7 @@ def least_errors(call: Call[Any]) -> list[float]:
 
 
 class _Roundings(Joining):
-    """An operand that counts the roundings that affect its value whatever the inputs are."""
+    """An operand that counts the roundings that affect its value for all inputs."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""Activations of infinities that are limits.
+"""Results of activations at infinite operands, as limits of the functions.
 
 ``x * sigmoid(x)`` is NaN at -infinity, because it multiplies an infinity by 0. The limit of the
 function is 0. The specification defines activations for real numbers, so both results are right.
@@ -26,7 +26,7 @@ _CONVOLUTION = "CausalConvWithState"
 def outputs_at_limits(
     model: onnx.ModelProto, inputs: Mapping[str, Value], native: Sequence[Any]
 ) -> list[list[Any]]:
-    """Return the outputs of an activation in which infinities yield limits instead of NaN.
+    """Return the outputs of an activation, with limits instead of NaN for infinite operands.
 
     Args:
         model: the model.

@@ -210,9 +210,9 @@ def _float_output(
     else:
         overflows = any(evaluation.overflows for evaluation in evaluations)
         underflows = any(evaluation.underflows for evaluation in evaluations)
-        others = [evaluation.native for evaluation in evaluations]
-        others += [evaluation.exact for evaluation in evaluations[1:]]
-        for distance, value in _distances(others, exact):
+        other_outputs = [evaluation.native for evaluation in evaluations]
+        other_outputs += [evaluation.exact for evaluation in evaluations[1:]]
+        for distance, value in _distances(other_outputs, exact):
             close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
             if underflows:
                 # Subnormal intermediate results have few significant digits.

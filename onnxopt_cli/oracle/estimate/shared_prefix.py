@@ -33,7 +33,7 @@ _HIDDEN_READERS = frozenset({"Loop", "Scan", "SequenceMap"})
 
 
 # Marks an output that is not kept. The marker is not None, because None denotes an omitted operand.
-# Its type is one that a branch may return.
+# It is a `Stacked`, because the reference accepts only a few types of outputs.
 _NOT_KEPT = Stacked(())
 
 

@@ -668,7 +668,7 @@ class Injector:
 
 
 def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array) -> Array:
-    """Return the error of n tensors added one after the other, in units of the unit roundoff.
+    """Return the error of a sum of n tensors, added one by one, in units of the unit roundoff.
 
     The n - 2 partial sums before the output are rounded. The magnitude of each partial sum is at
     most the sum of the magnitudes of all terms. For large n, the error is taken to be proportional

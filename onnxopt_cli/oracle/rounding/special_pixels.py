@@ -203,7 +203,7 @@ def _marks_at(
         first, last = _range(places, is_used, radius)
         has_pixels &= (first <= last)[:, 0]
         within = np.minimum(first + np.arange(taps + 2 * radius), last)
-        shape = (-1, *[within.shape[1] if other == axis else 1 for other in range(rank)])
+        shape = (-1, *[within.shape[1] if place == axis else 1 for place in range(rank)])
         indices.append(np.clip(within, 0, image.shape[1 + axis] - 1).reshape(shape))
     every_channel: Any = (slice(None), *indices)
     marks = image[every_channel].max(axis=tuple(range(2, 2 + rank)))

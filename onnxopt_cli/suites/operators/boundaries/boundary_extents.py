@@ -164,8 +164,8 @@ def _grams() -> Iterator[tuple[str, str, Generator]]:
 def _boxes() -> Iterator[tuple[str, str, Generator]]:
     """Yield infinite scores, and more boxes than the limit."""
     suppression = "NonMaxSuppression"
-    left = np.arange(10, dtype=np.float32) * 2
-    boxes = np.stack([left * 0, left, left * 0 + 1, left + 1], axis=1)[None]
+    left_edges = np.arange(10, dtype=np.float32) * 2
+    boxes = np.stack([left_edges * 0, left_edges, left_edges * 0 + 1, left_edges + 1], axis=1)[None]
     largest = np.finfo(np.float32).max
     scores = np.array([[[largest, np.inf, 0.5]]], np.float32)
     yield suppression, "infinite_score", fixed_node(boxes[:, :3].copy(), scores, np.array([3]))

@@ -194,9 +194,9 @@ def _places() -> Iterator[tuple[str, str, Generator]]:
         lengths = np.array([200], np.int32)
         sequence = fixed_node(steps, weights, recurrent, None, lengths, hidden_size=2, outputs=2)
         yield operator, "length_beyond_8_bits", sequence
-    left = np.arange(140, dtype=np.float32) * 2
-    zeros = np.zeros_like(left)
-    boxes = np.stack([zeros, left, zeros + 1, left + 1], axis=1)[None]
+    left_edges = np.arange(140, dtype=np.float32) * 2
+    zeros = np.zeros_like(left_edges)
+    boxes = np.stack([zeros, left_edges, zeros + 1, left_edges + 1], axis=1)[None]
     scores = (140 - np.arange(140, dtype=np.float32)) / 256
     many = fixed_node(boxes, scores.reshape(1, 1, 140), int64s(136))
     yield "NonMaxSuppression", "limit_beyond_8_bits", many

@@ -147,8 +147,8 @@ def _accumulated() -> Iterator[tuple[str, str, Generator]]:
     # The sum of the products is -2^24, and the bias is 2^24 + 1.
     x = np.array([255] * 514 + [2], np.uint8).reshape(1, 1, 515)
     weights = np.full((1, 1, 515), -128, np.int8)
-    one = np.float32(1)
-    quantized = (x, one, np.uint8(0), weights, one, np.int8(0), one, np.uint8(0))
+    scale = np.float32(1)
+    quantized = (x, scale, np.uint8(0), weights, scale, np.int8(0), scale, np.uint8(0))
     bias = np.array([2**24 + 1], np.int32)
     yield "QLinearConv", "bias_beyond_24_bits", fixed_node(*quantized, bias)
     sums = np.array([[30000, 30000, 30000], [-40000, 1, 2]], np.int32)
