@@ -628,7 +628,8 @@ def _dependence(
         case: the case.
         outcome: the outcome of the case after all these cases.
         restarted: runs cases on the restarted backend.
-        culprits: the cases that were found for other cases; a new one is added.
+        culprits: the earlier cases that were found to change the outcomes of other cases; a new one
+            is added.
     """
 
     def same_after(prefix: Sequence[Case]) -> bool:

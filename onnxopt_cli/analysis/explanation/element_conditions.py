@@ -447,7 +447,7 @@ class ElementConditions:
                 yield ElementCondition(self._place, (), trait, content, 0.0, cost)
 
     def _of_nodes(self, groups: Sequence[Trait | None], holds: Array) -> Iterator[ElementCondition]:
-        """Yield conditions that state only which nodes may fail: a trait of all failing nodes."""
+        """Yield conditions that state only a trait of all failing nodes, nothing about elements."""
         failing = np.array([node.failed for node in self.nodes])
         rates = (holds & failing).sum(axis=1) / np.maximum(1, holds.sum(axis=1))
         has_all = np.asarray(holds[:, failing].all(axis=1))

@@ -777,7 +777,7 @@ class _Search:
         return tuple(causes), +Counter({str(Outcome.ERROR): len(errors)})
 
     def _equivalents(self, candidate: _Candidate) -> str:
-        """Return a note that counts other mistakes with the effect of a candidate; may be empty."""
+        """Return a note on the number of other mistakes with the same effect; may be empty."""
         equivalents = [
             rival.mistake
             for rival in self._reproducing

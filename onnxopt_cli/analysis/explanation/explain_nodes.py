@@ -128,8 +128,8 @@ _VALIDATION_SHARE = 0.35
 # _LEAST_VALIDATION_ROUNDS rounds are enough.
 _VALIDATION_ROUNDS = 5
 _LEAST_VALIDATION_ROUNDS = 2
-# Nodes are generated to test the _MAX_TESTED best conditions on elements, and the best condition
-# that states only a trait of all failing nodes.
+# Nodes are generated to test the _MAX_TESTED best conditions on elements, and the best condition on
+# nodes (only a trait of all failing nodes).
 _MAX_TESTED = 3
 # If a condition depends on an integer attribute, some generated nodes take the value of the
 # attribute from this interval.

@@ -234,7 +234,7 @@ def _float_output(
     ):
         # The error of a normalized element is relative to the mean, so the error may exceed 2^14
         # roundings of the element itself. The error of a sequential sum is therefore also compared
-        # with the unit and with the largest output.
+        # with ``unit``, and with the largest output.
         share = np.minimum(
             _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
         )

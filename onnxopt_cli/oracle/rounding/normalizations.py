@@ -240,8 +240,8 @@ def _errors_of_merged_recurrences(
     the variance is the square of the error of the mean.
 
     A single sequential recurrence shows these errors only if steps and outliers are at certain
-    places. Recurrences in lanes or blocks, whose statistics are merged, show the errors for other
-    places.
+    places. If lanes or blocks have separate recurrences, and their statistics are merged, the
+    errors also show for steps and outliers at other places.
 
     Args:
         centred: the terms minus their mean.

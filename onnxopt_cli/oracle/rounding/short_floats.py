@@ -28,7 +28,8 @@ _STAGED = frozenset(
 )
 #: Operators that add tensors one after the other. Each partial sum may have the model's own type.
 CHAINED = frozenset({"Mean", "Sum"})
-#: Operators whose published bodies round the exponents to the model's own type. No terms cancel.
+#: Operators whose published bodies round the exponents to the model's own type. In these bodies, no
+#: terms cancel.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
 _NOT_ACCUMULATING = frozenset({NodeKind.EXACT, NodeKind.ELEMENTWISE})
 _COORDINATES = frozenset({NodeKind.COORDINATES, NodeKind.SELECT})

@@ -1,4 +1,4 @@
-"""Nodes whose operands are equal, and negative or descending axes that have equal lengths.
+"""Nodes with equal operands, and nodes with negative or descending axes of equal lengths.
 
 An implementation may simplify a node whose operands are equal. If the axes of a tensor have the
 same length, a wrong axis does not change the shape of the result.

@@ -86,7 +86,7 @@ EXCEPTIONAL: Mapping[str, Sequence[float]] = {
 # Operators whose results are exact in every type.
 _EXACT = ("Ceil", "Floor", "Round", "Relu", "Sign", "LeakyRelu", "IsInf", "IsNaN", "Reciprocal")
 #: For each operator: a float attribute, the value of the attribute, and further attributes. Some
-#: elements equal the value.
+#: elements of the input equal the value of the attribute.
 THRESHOLDS: Mapping[str, tuple[str, float, Mapping[str, float]]] = {
     "Shrink": ("lambd", 1.5, {"bias": 0.5}),
     "ThresholdedRelu": ("alpha", 1.5, {}),
