@@ -57,8 +57,8 @@ _PLOT_LEFT, _PLOT_RIGHT, _PLOT_TOP, _PLOT_BOTTOM = 62, 390, 24, 190
 _BAR_HEIGHT = 26
 _LETTER_WIDTH = 7.0
 _MAX_LABEL_CHARS = 24
-# If error / tolerance exceeds this value, which is slightly above the limit of 1, its bar ends
-# here.
+# The bar of an error / tolerance above this value ends at this value, slightly above the limit of
+# 1.
 _MAX_DRAWN_SHARE = 1.15
 # A distance in ulp with at most this number of bits is labelled with its value. Larger distances
 # are labelled as powers of two.

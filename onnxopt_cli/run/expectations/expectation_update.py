@@ -546,8 +546,7 @@ def covering_globs(ids: Sequence[str], others: Collection[str]) -> list[str]:
     matched = {glob: cases for glob, cases in matched.items() if len(cases) >= MIN_MATCHES}
     for case in others:
         if case not in places:
-            # :func:`_globs` yields nothing for an id with too many separators, so the id is
-            # compared with every glob.
+            # For an id with too many separators, _globs() is empty, so try every glob.
             for glob in _globs(case) or [glob for glob in matched if fnmatchcase(case, glob)]:
                 matched.pop(glob, None)
     patterns: dict[str, int] = {}

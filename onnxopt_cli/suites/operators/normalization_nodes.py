@@ -64,7 +64,8 @@ def _group_normalization(draft: NodeDraft) -> None:
     draft.set("num_groups", groups)
     draft.float_attribute("epsilon", _EPSILONS)
     draft.add(draft.tensor(dtype, shape, styles=_NORMALIZED_STYLES))
-    count = groups if not draft.since(21) else shape[1]  # 21: per channel
+    # Before version 21, scale and bias have one element per group; later, one per channel.
+    count = groups if not draft.since(21) else shape[1]
     for _ in range(2):
         draft.add(draft.tensor(dtype, (count,), styles=_NORMALIZED_STYLES))
 
