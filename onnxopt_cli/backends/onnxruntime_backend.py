@@ -64,7 +64,7 @@ _MESSAGES = {
     + r"(?:Node \(.*?\) Op \(\w+\) \[TypeInferenceError\] "
     r"Graph attribute inferencing failed: )*"
     r"Fatal error: (?P<words>(?P<operator>\S+)\(-?\d+\) is not a registered function/op)",
-    "an operator in a version of a domain that it knows": _INVALID_GRAPH
+    "an operator in one version of a known domain": _INVALID_GRAPH
     + r"This is an invalid model\. In Node, \(.*?, \"(?P<domain>[^\"]*)\", -?\d+\) : .* , Error "
     r"(?P<words>No Op registered for (?P<name>\S+) with domain_version of \d+)"
     r"(?:\n\n==> Context: .*)?",

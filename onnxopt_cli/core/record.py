@@ -395,7 +395,7 @@ def _diff_from_json(data: Any) -> Diff:
     if contradiction := _contradiction(diff):
         raise ValueError(f"the output {printable(name)} {contradiction}")
     if data["agrees"] is not diff.agrees:
-        raise ValueError(f"the output {printable(name)} contradicts its field agrees")
+        raise ValueError(f"the output {printable(name)} contradicts its field 'agrees'")
     return diff
 
 

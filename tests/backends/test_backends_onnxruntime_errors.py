@@ -106,7 +106,7 @@ MESSAGES = {
         (node("Nonsense", domain="my.own"), ONES, "my.own:Nonsense"),
         (node("Nonsense", domain="my:own"), ONES, "my:own:Nonsense"),
     ],
-    "an operator in a version of a domain that it knows": [
+    "an operator in one version of a known domain": [
         (node("Nonsense"), ONES, "ai.onnx:Nonsense"),
         (node("Nonsense", domain="ai.onnx.ml"), ONES, "ai.onnx.ml:Nonsense"),
     ],
