@@ -545,6 +545,17 @@ def _is_excluded(message: onnx.NodeProto, node: BoundNode) -> bool:
     return is_random(message, node.opset, inputs)
 
 
+def valid_variation(node: BoundNode, seconds: float) -> Variation | None:
+    """Return a changed node with its correct outputs; None if it is not valid or too slow."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with time_limit(seconds):
+                return _computed(node)
+        except (Exception, TimeLimitError):  # noqa: BLE001 - the node is not valid
+            return None
+
+
 def _computed(node: BoundNode) -> Variation | None:
     """Compute the outputs of a node; None if the node is not valid."""
     if _elements(node) > _MAX_ELEMENTS or not _is_in_domain(node):

@@ -75,8 +75,10 @@ MAX_ADDED_MISTAKES = 2
 #: failing cases remain for each case that the cover reproduces.
 MAX_LEFT_RATIO = 3
 #: Seconds that the search for other causes may take for each operator. This search comes after the
-#: search for known mistakes, and mostly waits for the backend.
-QUERY_SECONDS = 8.0
+#: search for known mistakes, and mostly waits for the backend. It ends with counterfactuals, for
+#: which COUNTERFACTUAL_SHARE of its time is reserved.
+QUERY_SECONDS = 10.0
+COUNTERFACTUAL_SHARE = 0.2
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
 #: A file of Linux with two times in nanoseconds: the time for which this thread ran on a processor,
@@ -136,9 +138,16 @@ def explain(
         end += query_seconds
     for number, search in enumerate(searches):
         share = (end - clock.now()) / (len(searches) - number)
+        search_end = clock.now() + share
         # Failures for which no cause is found within the time limit remain unexplained.
         with suppress(_OutOfTimeError), search.guard():
-            search.find_other_cause(ask and clock.limited(ask, clock.now() + share), share)
+            seconds = share * (1 - COUNTERFACTUAL_SHARE)
+            search.find_other_cause(ask and clock.limited(ask, clock.now() + seconds), seconds)
+        with suppress(_OutOfTimeError), search.guard():
+            if ask:
+                search.find_counterfactuals(
+                    clock.limited(ask, search_end), search_end - clock.now()
+                )
     stopped = stopped_after(seconds)
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
@@ -628,6 +637,22 @@ class _Search:
         self._other_cause = CauseSearch(
             self.operator, self.judging, remaining, passing, mistakes, submit, seconds
         ).cause()
+
+    def find_counterfactuals(self, ask: ModelRunner, seconds: float) -> None:
+        """Look for counterfactuals of the failures that have no cause.
+
+        The arguments are those of :meth:`find_other_cause`.
+        """
+        cover = self._supported_cover() if self._wrong else []
+        remaining = self._in_order(self._left(cover))
+        if self._other_cause or not remaining:
+            return
+        self._report("counterfactuals of failing cases")
+        submit = _submitting(_outputs_of(partial(ask, self.backend)))
+        mistakes = [candidate.mistake for candidate in cover]
+        self._other_cause = CauseSearch(
+            self.operator, self.judging, remaining, (), mistakes, submit, seconds
+        ).counterfactual_cause()
 
     def _uncontradicted_cover(self, submit: SubmitCall | None) -> list[_Candidate]:
         """Return a cover that generated inputs do not contradict; drop other candidates."""

@@ -24,6 +24,7 @@ from operator import attrgetter
 
 import onnx
 
+from onnxopt_cli.analysis.counterfactuals import counterfactual_text, find_counterfactuals
 from onnxopt_cli.analysis.explanation.element_conditions import (
     ElementCondition,
     ElementConditions,
@@ -53,7 +54,8 @@ from onnxopt_cli.analysis.explanation.required_evidence import (
     MIN_INDEPENDENT,
     MIN_MEETING,
 )
-from onnxopt_cli.analysis.node_variations import neighbours
+from onnxopt_cli.analysis.node_changes import single_changes
+from onnxopt_cli.analysis.node_variations import neighbours, valid_variation
 from onnxopt_cli.cases.case import Case, Problem
 from onnxopt_cli.core.record import NOT_TRIED, UNEXPLAINED, Cause, Explanation
 from onnxopt_cli.core.result import EXPLAINED, Outcome, Result
@@ -109,6 +111,8 @@ MAX_CAUSES = 3
 _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.35}
 # Descriptions of the failures for which causes are sought.
 _FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
+# Descriptions of the results of nodes without these failures.
+_SUCCESSES = {Outcome.FAIL: "right", Outcome.ERROR: "no error"}
 # Largest number of hypotheses that are tested on new inputs.
 _MAX_PROOFS = 6
 # Number of attempts to prove one hypothesis.
@@ -134,6 +138,10 @@ _MAX_TESTED = 3
 # If a condition depends on an integer attribute, some generated nodes take the value of the
 # attribute from this interval.
 _TRIED_INTEGERS = (0.0, 6.0)
+# Counterfactuals are tried first on _COUNTERFACTUAL_CASES failing cases, then on up to
+# _COUNTERFACTUAL_NODES generated nodes, and then on the remaining failing cases.
+_COUNTERFACTUAL_CASES = 8
+_COUNTERFACTUAL_NODES = 32
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
 
@@ -427,6 +435,8 @@ class _NodeSearch:
         if self._nodes.submit:
             conditions = self._confirmed(conditions)
         causes = self._causes() + self._element_causes(conditions)
+        if self._nodes.submit:
+            causes += self._counterfactual_causes(causes, has_conditions=bool(conditions))
         if not causes:
             return None
         remaining = self._failing - sum(len(cause.cases) for cause in causes)
@@ -884,6 +894,81 @@ class _NodeSearch:
             return ""
         return str(formals[min(node.output_places[place], len(formals) - 1)].name)
 
+    # Counterfactuals ----------------------------------------------------------------------------
+
+    def _counterfactual_causes(
+        self, causes: Sequence[Cause], *, has_conditions: bool
+    ) -> tuple[Cause, ...]:
+        """Return a cause for the failures that have no other cause, based on counterfactuals.
+
+        Args:
+            causes: the other causes.
+            has_conditions: whether conditions on elements are among them. These may be the reason
+                why generated nodes fail.
+        """
+        explained = {case for cause in causes for case in cause.cases}
+        failing = [
+            sample for sample in self._ranking.separate_failures() if sample.case not in explained
+        ]
+        cases = [sample for sample in failing if sample.case]
+        generated = [sample for sample in failing if not sample.case and not has_conditions]
+        generated.sort(key=lambda sample: (not sample.is_independent, sample.is_directed))
+        few, further = cases[:_COUNTERFACTUAL_CASES], cases[_COUNTERFACTUAL_CASES:]
+        tried = [*few, *generated[:_COUNTERFACTUAL_NODES], *further]
+        bound = [BoundNode.of(sample.model, sample.inputs) for sample in tried]
+        samples = {id(node): sample for node, sample in zip(bound, tried, strict=True)}
+        if not cases:
+            return ()
+        counterfactuals = find_counterfactuals(
+            bound,
+            single_changes,
+            lambda pairs: self._outcomes([(samples[id(node)], new) for node, new in pairs]),
+        )
+        ids = tuple(
+            sample.case
+            for place, sample in enumerate(tried)
+            if sample.case and any(place in each.repaired for each in counterfactuals)
+        )
+        if not ids:
+            return ()
+        text = counterfactual_text(counterfactuals, _SUCCESSES[self._outcome], "nodes")
+        return (Cause(text, ids),)
+
+    def _outcomes(self, pairs: Sequence[tuple[NodeSample, BoundNode]]) -> list[bool | None]:
+        """Return whether the backend is right on changed nodes.
+
+        The result is None for a node that is not valid or that would hide a fault. The list ends
+        early if the limit is reached.
+
+        Args:
+            pairs: failing nodes, each with a changed copy.
+        """
+        assert self._nodes.submit is not None  # noqa: S101 - only called with a backend
+        is_for_errors = self._outcome is Outcome.ERROR
+        changed: list[NodeSample | None] = []
+        for variation in self._nodes.forked(
+            lambda: ((1, valid_variation(node, _NODE_SECONDS)) for _, node in pairs),
+            self._nodes.remaining(),
+        ):
+            returned = self._nodes.submit(variation.model, variation.inputs) if variation else None
+            if variation is None or returned is None:
+                changed.append(None)
+            elif is_for_errors:
+                changed.append(
+                    sample_for_errors(variation, is_raised=isinstance(returned, Outcome))
+                )
+            elif isinstance(returned, Outcome):
+                changed.append(None)
+            else:
+                changed.append(generated_sample(variation, returned))
+        if not is_for_errors:
+            self._nodes.judge([sample for sample in changed if sample])
+        return [
+            None if sample is None or sample.failed is None or _hides_faults(original, sample)
+            else not sample.failed
+            for (original, _), sample in zip(pairs, changed, strict=False)
+        ]  # fmt: skip
+
     # Statements ---------------------------------------------------------------------------------
 
     def _causes(self) -> tuple[Cause, ...]:
@@ -944,3 +1029,12 @@ class _NodeSearch:
         wrong = sum(bool(sample.failed) for sample in outside)
         of_others = f"{wrong} of {len(outside)} others"
         return f" ({agreeing} of {agreeing + against} generated nodes, {of_others})"
+
+
+def _hides_faults(original: NodeSample, changed: NodeSample) -> bool:
+    """Return whether a changed node has fewer different correct values than the original."""
+    if original.is_for_errors or original.outputs is None:
+        return False
+    return changed.distinct_outputs < original.distinct_outputs or (
+        changed.has_no_finite_output and not original.has_no_finite_output
+    )

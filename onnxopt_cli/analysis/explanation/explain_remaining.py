@@ -23,16 +23,24 @@ from time import process_time
 
 import numpy as np
 
+from onnxopt_cli.analysis.call_changes import single_changes_of_call
+from onnxopt_cli.analysis.counterfactuals import counterfactual_text, find_counterfactuals
 from onnxopt_cli.analysis.explanation.condition_queries import SubmitCall
 from onnxopt_cli.analysis.explanation.failure_conditions import FailureCondition, failure_condition
 from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
 from onnxopt_cli.analysis.explanation.generated_inputs import (
     changed,
+    checked,
     with_near_values,
     with_other_numbers,
 )
 from onnxopt_cli.analysis.explanation.required_evidence import supports_change
-from onnxopt_cli.analysis.explanation.samples import Sample, has_common_content, sample
+from onnxopt_cli.analysis.explanation.samples import (
+    NOT_FINITE,
+    Sample,
+    has_common_content,
+    sample,
+)
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause
 from onnxopt_cli.core.values import Array
@@ -108,6 +116,14 @@ MAX_RESTRICTED = 4
 RESTRICTED_CASES = 6
 #: Number of passing cases that determine the order in which mistakes are tried.
 PASSING_CASES = 36
+#: Counterfactuals are tried first on COUNTERFACTUAL_CASES failing cases, then on up to
+#: COUNTERFACTUAL_INPUTS generated failing inputs, and then on the other failing cases.
+COUNTERFACTUAL_CASES = 8
+COUNTERFACTUAL_INPUTS = 24
+#: To find failing inputs, at most DRAWN_FOR_COUNTERFACTUALS inputs are drawn.
+DRAWN_FOR_COUNTERFACTUALS = 96
+#: Larger failing cases are left out.
+MAX_COUNTERFACTUAL_ELEMENTS = 4096
 #: Number of failing cases that run twice, to test whether outputs depend on earlier runs.
 REPEATED_CASES = 12
 #: Outputs depend on earlier runs if the outputs of at least MIN_CHANGING_SHARE of the repeated
@@ -378,6 +394,88 @@ class CauseSearch:
             return None
         return Cause(condition.text, case_ids(self._cases_meeting(condition)))
 
+    # Counterfactuals ----------------------------------------------------------------------------
+
+    def counterfactual_cause(self) -> Cause | None:
+        """Return single changes of failing inputs after which the backend is right, as a cause.
+
+        The result is None if there are no such changes.
+        """
+        if self.submit is None:
+            return None
+        end = process_time() + self.seconds
+        small = [
+            observation
+            for observation in self.remaining
+            if observation.call.size <= MAX_COUNTERFACTUAL_ELEMENTS
+        ]
+        few = spread(small, COUNTERFACTUAL_CASES)
+        further = [observation for observation in small if observation not in few]
+        cases = [_samples([observation], ())[0] for observation in few]
+        generated = self._generated_failures(few, end) if few else []
+        others = [_samples([observation], ())[0] for observation in further]
+        tried = [*cases, *generated, *others]
+        ids = [*case_ids(few), *[""] * len(generated), *case_ids(further)]
+        samples_by_call = {id(each.call): each for each in tried}
+
+        def outcomes(pairs: Sequence[tuple[Call[Array], Call[Array]]]) -> Iterator[bool | None]:
+            for original, call in pairs:
+                if process_time() > end:
+                    return
+                yield self._is_right(samples_by_call[id(original)], call)
+
+        counterfactuals = find_counterfactuals(
+            [each.call for each in tried],
+            lambda call: single_changes_of_call(call, _wrong_group(samples_by_call[id(call)])),
+            outcomes,
+        )
+        explained = [
+            case
+            for place, case in enumerate(ids)
+            if case and any(place in each.repaired for each in counterfactuals)
+        ]
+        if not explained:
+            return None
+        return Cause(counterfactual_text(counterfactuals, "right", "inputs"), tuple(explained))
+
+    def _generated_failures(self, bases: Sequence[Observation], end: float) -> list[Sample]:
+        """Return changed copies of failing cases on which the backend is wrong as well."""
+        random = Random(0)  # noqa: S311 - not a secret
+        generated: list[Sample] = []
+        for _ in range(DRAWN_FOR_COUNTERFACTUALS):
+            if len(generated) == COUNTERFACTUAL_INPUTS or process_time() > end:
+                break
+            call = changed(random, random.choice(bases).call, (1, 1, 2))
+            if call and call.size <= MAX_COUNTERFACTUAL_ELEMENTS:
+                each = self._submitted(call)
+                if each and each.failed:
+                    generated.append(each)
+        return generated
+
+    def _submitted(self, call: Call[Array]) -> Sample | None:
+        returned = self._submit_unexplained(call)
+        if returned is None:
+            return None
+        return sample(call, [derived_output.branch for derived_output in bound(call)], returned)
+
+    def _is_right(self, original: Sample, changed_call: Call[Array]) -> bool | None:
+        """Return whether the backend is right on a changed copy of a failing input.
+
+        The result is None if the copy is not valid. It is also None if faults are invisible in an
+        output of the copy that would be visible in the original, for example because no element of
+        the output changes.
+        """
+        call = checked(changed_call)
+        result = self._submitted(call) if call else None
+        if result is None:
+            return None
+        for name in original.possible:
+            before, after = (each.visible[name].any(axis=1) for each in (original, result))
+            hidden = np.flatnonzero(before & ~after)
+            if np.setdiff1d(hidden, [NOT_FINITE]).size:
+                return None
+        return not result.failed
+
     def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
         """Submit a node, and return its outputs.
 
@@ -634,3 +732,11 @@ def _reproduces_most(mistake: Implementation, observations: Sequence[Observation
         if missed > (1 - MIN_REPRODUCED_SHARE) * len(observations):
             return False
     return True
+
+
+def _wrong_group(failing: Sample) -> int:
+    """Return the index of the first group of tensors with a wrong element."""
+    wrong = np.any([*failing.wrong.values()], axis=0)
+    ends = np.cumsum([first.size for first, *_ in failing.call.groups])
+    places = np.flatnonzero(wrong)
+    return int(np.searchsorted(ends, places[0], side="right")) if places.size else 0

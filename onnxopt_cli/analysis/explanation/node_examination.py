@@ -237,6 +237,20 @@ class NodeExamination:
         alike = effects.count(Effect.ALIKE)
         return alike >= MIN_ALIKE_SHARE * (alike + effects.count(Effect.UNLIKE)) * 0.5
 
+    def judge(self, samples: Sequence[NodeSample]) -> None:
+        """Judge generated nodes without adding them to the known nodes.
+
+        A node that cannot be judged within the limit keeps the unknown result None.
+        """
+
+        def work() -> Iterator[tuple[int, Any]]:
+            for index, sample in enumerate(samples):
+                if judge := judged_node(sample):
+                    yield 1, (index, judge.failed, judge.outputs)
+
+        for index, failed, outputs in self.forked(work, self.remaining()):
+            samples[index].failed, samples[index].outputs = failed, outputs
+
     def examine_generated(self, samples: Sequence[NodeSample]) -> None:
         """Judge generated nodes, and find their traits and the effects of candidates."""
         candidates = [name for name in self.candidates if self._is_possible(name)]

@@ -45,6 +45,8 @@ from onnxopt_cli.oracle.reference_oracle import estimated_here
 from onnxopt_cli.run.reproduce import elements_alike
 from onnxopt_cli.workers.forked_processes import TimeLimitError, time_limit
 
+# Number of elements of each output that are compared to find different values.
+_MAX_COMPARED = 64
 # Number of failing cases on which each mistake is tried first.
 _FIRST_CASES = 4
 
@@ -210,6 +212,20 @@ class NodeSample:
                 )
                 for array in self._right_arrays
             )
+
+    @property
+    def distinct_outputs(self) -> int:
+        """The number of different correct values, up to 2; infinities and NaN do not count.
+
+        A node whose correct values are all equal shows fewer faults than other nodes.
+        """
+        values = {
+            value
+            for array in self._right_arrays
+            for value in array.reshape(-1)[:_MAX_COMPARED].tolist()
+            if not isinstance(value, float) or np.isfinite(value)
+        }
+        return min(len(values), 2)
 
     @property
     def has_truth_values(self) -> bool:
