@@ -33,7 +33,7 @@ from onnxopt_cli.errors import UsageError
 FACTOR = 4.0
 #: Describes the default limits of the searches for causes, for the help of ``--explain-time``.
 EXPLAIN_TIME_DEFAULTS = (
-    "[default: 5 or, if longer, a fifth of the run for known mistakes; 10 for each operator for "
+    "[default: 5 or, if longer, a fifth of the run for known mistakes; 12 for each operator for "
     "other causes; 60 for each operator without a formula, 120 for all of them]"
 )
 #: The report formats. For each format, the module in ``report/``, which is imported on first use,

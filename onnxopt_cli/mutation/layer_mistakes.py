@@ -95,6 +95,13 @@ def _unbiased(least_divisor: int, centre: Array, axes: tuple[int, ...], epsilon:
     return np.sqrt((centre * centre).sum(axes, keepdims=True) / divisor + epsilon)
 
 
+def _unbiased_plus_constant(
+    least_divisor: int, centre: Array, axes: tuple[int, ...], _epsilon: float
+) -> Array:
+    # MeanVarianceNormalization has no attribute epsilon, but a constant in its definition.
+    return _unbiased(least_divisor, centre, axes, 0.0) + 1e-9
+
+
 def _no_epsilon(centre: Array, axes: tuple[int, ...], _epsilon: float) -> Array:
     return np.sqrt((centre * centre).mean(axes, keepdims=True))
 
@@ -388,12 +395,16 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
     (_RMS, "epsilon outside the root",
      "The divisor is sqrt(mean square) + epsilon, not sqrt(mean square + epsilon).",
      _normalized(_root_plus_epsilon, centred=False)),
-    ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1",
-     "The sum of the squared deviations is divided by n - 1, not by n.",
-     _normalized(partial(_unbiased, 0))),
-    ((*_NORMALIZATIONS, "MeanVarianceNormalization"), "variance divided by n - 1, or by 1",
-     "The sum of the squared deviations is divided by n - 1, not by n; for n = 1, by 1.",
-     _normalized(partial(_unbiased, 1))),
+    *(
+        (operators, name, about, _normalized(partial(deviation, least_divisor)))
+        for operators, deviation in (
+            (_NORMALIZATIONS, _unbiased), (("MeanVarianceNormalization",), _unbiased_plus_constant))
+        for least_divisor, name, about in (
+            (0, "variance divided by n - 1",
+             "The sum of the squared deviations is divided by n - 1, not by n."),
+            (1, "variance divided by n - 1, or by 1",
+             "The sum of the squared deviations is divided by n - 1, not by n; for n = 1, by 1."))
+    ),
     (_NORMALIZATIONS, "epsilon not added",
      "The deviation is sqrt(var), not sqrt(var + epsilon).", _normalized(_no_epsilon)),
     (_NORMALIZATIONS, "epsilon as a lower bound",

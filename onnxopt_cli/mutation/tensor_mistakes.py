@@ -283,6 +283,8 @@ TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
     (("Div",), "integers divided with floor", "-7 / 2 is -4, not -3.", _integers(np.floor_divide)),
     (("Div",), "integers divided and rounded", "7 / 2 is 4, not 3.",
      _integers(lambda a, b: np.rint(a / b))),
+    (("Div",), "integers divided and rounded half up", "5 / 2 is 3, and -5 / 2 is -2.",
+     _integers(lambda a, b: np.floor(a / b + 0.5))),
     (_REDUCTIONS, "only the first of several axes reduced", "Of axes [0, 2], only 0 is reduced.",
      partial(_some_axes, slice(None, 1))),
     (_REDUCTIONS, "only the last of several axes reduced", "Of axes [0, 2], only 2 is reduced.",

@@ -7,6 +7,7 @@ consist of features, just as conditions on nodes consist of traits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -27,6 +28,9 @@ MAX_OUTPUT_ELEMENTS = 1 << 12
 _MAX_OPERANDS = 8
 # Position of the first spatial axis, after the batch and the channels.
 _SPATIAL = 2
+# Vector units compute blocks of this number of elements. The elements after the last full block
+# are often computed separately.
+_BLOCK_SIZES = (4, 8, 16)
 # The names of axes in statements, by the index of the axis.
 _PLACES = {0: "first", 1: "second", -1: "last"}
 # Operators that compute each element from a window of the input.
@@ -112,6 +116,11 @@ def _positions(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, A
                 f"the index along the last axis is less than {name}",
                 np.broadcast_to(index < value, shape),
             )
+    size = math.prod(shape)
+    for block in _BLOCK_SIZES:
+        if size > block and size % block:
+            tail = np.arange(size).reshape(shape) >= size - size % block
+            yield f"the element is among the last n mod {block} of n elements", tail
     if len(shape) > 1 and shape[-1] == shape[-2]:
         rows, columns = indices[-2], indices[-1]
         yield "the element is above the diagonal", np.broadcast_to(columns > rows, shape)

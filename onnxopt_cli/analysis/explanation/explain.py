@@ -77,8 +77,8 @@ MAX_LEFT_RATIO = 3
 #: Seconds that the search for other causes may take for each operator. This search comes after the
 #: search for known mistakes, and mostly waits for the backend. It ends with counterfactuals, for
 #: which COUNTERFACTUAL_SHARE of its time is reserved.
-QUERY_SECONDS = 10.0
-COUNTERFACTUAL_SHARE = 0.2
+QUERY_SECONDS = 12.0
+COUNTERFACTUAL_SHARE = 1 / 3
 #: Largest number of equivalent mistakes that are counted.
 MAX_EQUIVALENT = 12
 #: A file of Linux with two times in nanoseconds: the time for which this thread ran on a processor,
@@ -138,16 +138,15 @@ def explain(
         end += query_seconds
     for number, search in enumerate(searches):
         share = (end - clock.now()) / (len(searches) - number)
-        search_end = clock.now() + share
         # Failures for which no cause is found within the time limit remain unexplained.
         with suppress(_OutOfTimeError), search.guard():
             seconds = share * (1 - COUNTERFACTUAL_SHARE)
             search.find_other_cause(ask and clock.limited(ask, clock.now() + seconds), seconds)
-        with suppress(_OutOfTimeError), search.guard():
-            if ask:
-                search.find_counterfactuals(
-                    clock.limited(ask, search_end), search_end - clock.now()
-                )
+        if ask:
+            with search.guard():
+                seconds = share * COUNTERFACTUAL_SHARE
+                limited = clock.limited(ask, clock.now() + seconds)
+                search.find_counterfactuals(_until_out_of_time(limited), seconds)
     stopped = stopped_after(seconds)
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
@@ -174,6 +173,20 @@ def note_on_bug(error: Exception) -> str:
 
 class _OutOfTimeError(Exception):
     """Raised if the search has exceeded its time limit."""
+
+
+def _until_out_of_time(ask: ModelRunner) -> ModelRunner:
+    """Return a function that reports a timeout instead of raising an error after a time limit."""
+
+    def run_model(
+        backend: str, model: onnx.ModelProto, inputs: Mapping[str, Value]
+    ) -> Sequence[Value] | Outcome:
+        try:
+            return ask(backend, model, inputs)
+        except _OutOfTimeError:
+            return Outcome.TIMEOUT
+
+    return run_model
 
 
 class SearchClock:

@@ -324,6 +324,21 @@ def test_elements_along_an_axis_are_not_described_if_the_node_inserts_axes():
     assert not [text for text in flags if "along the axis" in text]
 
 
+def test_elements_after_the_last_full_block_are_described():
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 13]> g (float[2, 5] X) => (float[2, 5] Y) '
+        "{ Y = Abs (X) }"
+    )
+    x = drawn(0, (2, 5))
+    flags = element_features(BoundNode.of(model, {"X": x}), x).flags
+    places = {
+        block: np.flatnonzero(flags[text]).tolist()
+        for block in (4, 8, 16)
+        if (text := f"the element is among the last n mod {block} of n elements") in flags
+    }
+    assert places == {4: [8, 9], 8: [8, 9]}
+
+
 def test_large_integers_are_compared_exactly():
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["": 13]> graph (int64[1] A, int64[1] B) => (bool[1] Y) '

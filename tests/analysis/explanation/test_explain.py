@@ -19,6 +19,7 @@ from onnxopt_cli.analysis.explanation.explain import (
     SearchClock,
     _OutOfTimeError,
     _Search,
+    _until_out_of_time,
     explain,
 )
 from onnxopt_cli.config.run_config import Judging
@@ -90,6 +91,13 @@ def test_interrupted_search_is_reported(workplace, onnxopt, monkeypatch):
     answer = onnxopt("run", "steps.yaml", "-b", "python:pytorch.py:Adam", "--isolation", "none")
     assert answer.code == 1
     assert "failures are not explained" in answer.err
+
+
+def test_search_for_counterfactuals_keeps_its_results_at_the_time_limit():
+    def ask(*_):
+        raise _OutOfTimeError
+
+    assert _until_out_of_time(ask)("mine", None, {}) is Outcome.TIMEOUT
 
 
 @pytest.mark.parametrize("part", ["try_single", "find_other_cause"])

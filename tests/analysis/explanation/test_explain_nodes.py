@@ -191,6 +191,13 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("ReduceLogSumExp", "overflow of exp", [[100.0, 0.0]], [np.inf]),
         ("LogSoftmax", "overflow of exp", [[-200.0, 0.0]], [-np.inf, 0]),
         ("LogSoftmax", "overflow of exp in the sum", [[100.0, 0.0]], [-np.inf, -np.inf]),
+        (
+            "MeanVarianceNormalization",
+            "variance divided by n - 1, or by 1",
+            [[[[[3.0]]]]],
+            [[[[0.0]]]],
+        ),
+        ("Div", "integers divided and rounded half up", [[5, 7, -5], [2, 2, 2]], [3, 4, -2]),
     ],
 )
 def test_mistake_agrees_with_its_description(operator, name, operands, expected):
