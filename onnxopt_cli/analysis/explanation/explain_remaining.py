@@ -14,12 +14,13 @@ no known mistake reproduces, the module tries these causes in order:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from random import Random
 from time import process_time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -103,6 +104,9 @@ MAX_CONTRADICTING_SHARE = 0.01
 SUBMITTED_FOR_CHANGE = 60
 #: To find these inputs, at most DRAWN_FOR_CHANGE inputs are drawn.
 DRAWN_FOR_CHANGE = 500
+#: If several changes have the same outputs for all cases, at most MAX_EQUAL_CHANGES are tested.
+#: Generated inputs may refute one of them, and confirm another.
+MAX_EQUAL_CHANGES = 3
 #: Before the condition of a mistake is sought, the mistake is tested on NEAR_INPUTS changed copies
 #: of the inputs of failing cases.
 NEAR_INPUTS = 16
@@ -203,10 +207,14 @@ def _is_unlike_varied(
                 alike[name].add(number)
             elif is_right != is_silent and not returns_where_decided(mistake, varied, returned):
                 unlike[name].add(number)
-    return any(
-        len(numbers) >= MIN_UNLIKE and len(numbers) > MAX_UNLIKE_SHARE * len(alike[name] | numbers)
-        for name, numbers in unlike.items()
-    )
+        # The time limit may end the search before the next case.
+        if any(
+            len(numbers) >= MIN_UNLIKE
+            and len(numbers) > MAX_UNLIKE_SHARE * len(alike[name] | numbers)
+            for name, numbers in unlike.items()
+        ):
+            return True
+    return False
 
 
 def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) -> bool:
@@ -218,6 +226,13 @@ def changes_when_repeated(remaining: Sequence[Observation], submit: SubmitCall) 
     few = sorted(remaining, key=_extremeness)[:REPEATED_CASES]
     differing = sum(_differs_again(observation, submit) for observation in few)
     return differing >= MIN_CHANGING_SHARE * len(few)
+
+
+class _EqualChanges(NamedTuple):
+    """Changes of the formula with the same outputs for all cases, and the cases they reproduce."""
+
+    changes: list[Implementation]
+    cases: Sequence[Observation]
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +259,7 @@ class CauseSearch:
 
     def cause(self) -> Cause | None:
         """Return the cause and its cases; None if no cause is found."""
-        changes = self._formula_changes() if self.submit else {}
+        changes = self._formula_changes() if self.submit else []
         if self.submit and (cause := self._unrestricted_change(changes, self.submit)):
             return cause
         mistakes = [] if self.cover else self._mistakes_to_restrict()
@@ -256,16 +271,16 @@ class CauseSearch:
 
     # Changes of the formula ---------------------------------------------------------------------
 
-    def _formula_changes(self) -> dict[Implementation, list[Observation]]:
-        """Return changes of the formula, each with the cases that it reproduces.
+    def _formula_changes(self) -> list[_EqualChanges]:
+        """Return changes of the formula with the cases that they reproduce.
 
-        If several changes have the same outputs, only the plainest change is kept.
+        Changes with the same outputs for all cases belong together. Of these changes, the plainest
+        ones are kept.
         """
         ordinary = sorted(self.remaining, key=_extremeness)[:CONSTANT_CASES]
         few = [*ordinary, *spread(self.remaining, RESTRICTED_CASES)]
         end = process_time() + min(CHANGE_SECONDS, self.seconds / 2)
-        changes: dict[Implementation, list[Observation]] = {}
-        known_outputs: set[tuple[int, ...]] = set()
+        changes: dict[tuple[int, ...], _EqualChanges] = {}
         for change in formula_changes(self.operator, ordinary):
             if process_time() > end:
                 break
@@ -279,13 +294,13 @@ class CauseSearch:
                 for observation in (*self.remaining, *self.passing)
                 for output in change.run(observation.call)
             )
-            if outputs not in known_outputs:
-                known_outputs.add(outputs)
-                changes[change] = reproduced
-        return changes
+            equal = changes.setdefault(outputs, _EqualChanges([], reproduced))
+            if len(equal.changes) < MAX_EQUAL_CHANGES:
+                equal.changes.append(change)
+        return [*changes.values()]
 
     def _unrestricted_change(
-        self, changes: Mapping[Implementation, Sequence[Observation]], submit: SubmitCall
+        self, changes: Iterable[_EqualChanges], submit: SubmitCall
     ) -> Cause | None:
         """Return a change that agrees with cases and generated inputs; None if no change agrees.
 
@@ -294,25 +309,28 @@ class CauseSearch:
         """
         tested = 0
         most = max(1, int(MAX_CONTRADICTING_SHARE * len(self.passing)))
-        for change in sorted(changes, key=lambda change: -len(changes[change])):
+        for equal in sorted(changes, key=lambda equal: -len(equal.cases)):
+            # All changes with the same outputs agree with the same cases.
+            plainest = equal.changes[0]
             contradicting = (
                 observation
                 for observation in self.passing
-                if not agrees_with(change, observation, self.judging)
+                if not agrees_with(plainest, observation, self.judging)
             )
             if len([*islice(contradicting, most + 1)]) > most:
                 continue
             cases = [
                 observation
-                for observation in changes[change]
-                if reproduces(change, observation, self.judging)
+                for observation in equal.cases
+                if reproduces(plainest, observation, self.judging)
             ]
-            if len(cases) < MIN_REPRODUCED_SHARE * len(changes[change]):
+            if len(cases) < MIN_REPRODUCED_SHARE * len(equal.cases):
                 continue
-            if self._is_confirmed(change, cases, submit) and not _is_unlike_varied(
-                change, cases, [change], submit
-            ):
-                return self._cause_of(change, cases)
+            for change in equal.changes:
+                if self._is_confirmed(change, cases, submit) and not _is_unlike_varied(
+                    change, cases, [change], submit
+                ):
+                    return self._cause_of(change, cases)
             tested += 1
             if tested == MAX_TESTED_CHANGES:
                 break
@@ -334,12 +352,10 @@ class CauseSearch:
                 return False
         return supports_change(counts["alike"], unlike)
 
-    def _possible_changes(
-        self, changes: Mapping[Implementation, Sequence[Observation]]
-    ) -> list[Implementation]:
+    def _possible_changes(self, changes: Iterable[_EqualChanges]) -> list[Implementation]:
         """Return a few changes for which a condition may be found, the most likely first."""
         complete = [
-            change for change, cases in changes.items() if len(cases) == len(self.remaining)
+            equal.changes[0] for equal in changes if len(equal.cases) == len(self.remaining)
         ]
         return self._by_wrong_passing_cases(complete)[:MAX_RESTRICTED]
 

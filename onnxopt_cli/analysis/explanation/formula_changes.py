@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from onnxopt_cli.core.tolerance import Branch
@@ -182,6 +183,7 @@ _CHANGES: dict[str, Alteration] = {
     "root of {}": lambda value, _: np.sqrt(value),
     "{} squared": lambda value, _: value * value,
     "{} rounded to float16": _in_type(np.float16),
+    "{} rounded to bfloat16": _in_type(ml_dtypes.bfloat16),
     "{} averaged over the tensor": lambda value, _: np.mean(value),
     "{} in column-major order": _by_columns,
     "{} broadcast from the first dimension": _broadcast_from_left,

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from onnxopt_cli.analysis.explanation import explain_remaining
+from onnxopt_cli.analysis.explanation.explain_remaining import (
+    MIN_UNLIKE,
+    CauseSearch,
+    _EqualChanges,
+)
 from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
+from onnxopt_cli.analysis.explanation.generated_inputs import with_other_numbers
+from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
 from onnxopt_cli.operators.call import bind, complete_attributes
@@ -73,3 +83,29 @@ def test_count_is_read_as_an_unsigned_byte():
     read_as_byte = changes(momentum(group))["T read as uint8"]
     assert_same(read_as_byte.run(momentum(group, T=256)), evaluate(momentum(group, T=0)))
     assert_same(read_as_byte.run(momentum(group, T=257)), evaluate(momentum(group, T=1)))
+
+
+TYPES = [np.float16, ml_dtypes.bfloat16, np.float32, ml_dtypes.float8_e4m3fn]
+
+
+@pytest.mark.parametrize(("one", "other"), [*combinations(TYPES, 2)])
+def test_other_numbers_tell_types_of_few_digits_apart(one, other):
+    call = momentum(([1.0], [2.0], [3.0]))
+    numbers = np.array([n for name, n, _ in with_other_numbers(call) if name == "T"], np.float64)
+    with np.errstate(over="ignore"):
+        are_exact = [numbers.astype(dtype).astype(np.float64) == numbers for dtype in (one, other)]
+    assert np.count_nonzero(np.not_equal(*are_exact)) >= MIN_UNLIKE
+
+
+def test_change_with_the_same_outputs_is_named_if_inputs_refute_the_plainest_one(monkeypatch):
+    call = momentum(([1.0], [2.0], [3.0]))
+    named = changes(call)
+    both = [named[f"T rounded to {name}"] for name in ("float16", "bfloat16")]
+    operator = call.operator
+    search = CauseSearch(operator, Judging(), [], [], [], lambda _: None, seconds=1.0)
+    monkeypatch.setattr(CauseSearch, "_is_confirmed", lambda *_: True)
+    monkeypatch.setattr(
+        explain_remaining, "_is_unlike_varied", lambda change, *_: change is both[0]
+    )
+    cause = search._unrestricted_change([_EqualChanges(both, [])], lambda _: None)
+    assert cause.found == "consistent with the change 'T rounded to bfloat16'"
