@@ -70,6 +70,9 @@ _LENGTHS = (1, 2, 3, 4, 5, 7)
 _INSERTED_AXES = (1, 1, 2, 4)
 # The largest magnitude of new values of integer attributes.
 _SMALL_INTEGER = 8
+# The largest decimal exponent of the factor by which a number of a list changes. Products of the
+# number and inputs may become infinite in float32.
+_LIST_EXPONENT = 38
 # The number of binary digits of float32.
 _FLOAT32_BITS = 24
 # An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes, sizes or
@@ -232,6 +235,8 @@ def neighbours(
       a type, an attribute, an optional input, or the parameters in ``stated``.
     - Some nodes are failing nodes in which one optional attribute or input is omitted or added.
       All failing nodes may have the attribute or input by accident.
+    - If ``is_directed``, some nodes are failing nodes in which a float in ``stated`` is close to a
+      limit, often with other types: near its value, near 1 or near 0.
     - If ``is_directed``, many nodes are failing nodes with one or two of these changes: an axis
       gets another length, an attribute gets another value, an input gets another type, more axes or
       fewer elements, or its values are replaced by equal values, by values of any magnitude, or by
@@ -267,6 +272,8 @@ def neighbours(
     with_long_integers = [node for node in failing if _long_integers(node)]
     ways += ["neutral"] * 6 * bool(with_lists) + ["short"] * 4 * bool(with_long_integers)
     ways += ["constant"] * (8 if is_directed else 2)
+    stated_floats = [name for name in stated if _is_float(failing[0], name)]
+    ways += ["near"] * 16 * bool(is_directed and stated_floats)
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -277,6 +284,11 @@ def neighbours(
                         node = _neutral(random, random.choice(with_lists))
                     elif way == "constant":
                         node = _constant(random, random.choice(failing))
+                    elif way == "near":
+                        node = _types(random, random.choice(failing))
+                        name = random.choice(stated_floats)
+                        old = node.attribute(name)
+                        node = node.with_attribute(name, _near(random, 1.0 if old is None else old))
                     elif way == "short":
                         node = _shortened(random.choice(with_long_integers))
                     else:
@@ -900,21 +912,44 @@ def _attribute_value(random: Random, node: BoundNode, name: str, kind: str) -> A
 
 
 def _numbers(random: Random, node: BoundNode) -> BoundNode:
-    """Give an attribute that is a number another value.
+    """Give an attribute that is a number, or one number of a list of floats, another value.
 
-    A float is near its old value or near 1. An integer has a small magnitude.
+    A float is near its old value, near 1 or near 0; the distance is 2 ** -1 to 2 ** -24 on a
+    logarithmic scale. Below the precision of the type, such a float may have no effect. A number of
+    a list may also have any other magnitude: one result of a node may then be infinite while others
+    are not. An integer has a small magnitude.
     """
     entries = sorted(node.schema.attributes.items())
     kinds = {name: attribute_type(entry) for name, entry in entries if name not in FLAGS}
     names = [name for name, kind in kinds.items() if kind in {"INT", "FLOAT"}]
+    names += _lists_of_floats(node)
     if not names:
         return node
     name = random.choice(names)
     if kinds[name] == "INT":
         return node.with_attribute(name, random.randint(-_SMALL_INTEGER, _SMALL_INTEGER))
     old = node.attribute(name)
-    base = old if isinstance(old, float) and random.randrange(2) else 1.0
-    return node.with_attribute(name, base * random.uniform(0.8, 1.25))
+    if kinds[name] == "FLOAT":
+        return node.with_attribute(name, _near(random, old if isinstance(old, float) else 1.0))
+    numbers = [*old]
+    if numbers:
+        place = random.randrange(len(numbers))
+        scaled = numbers[place] * 10 ** random.uniform(-_LIST_EXPONENT, _LIST_EXPONENT)
+        numbers[place] = random.choice((_near(random, numbers[place]), scaled))
+    return node.with_attribute(name, numbers)
+
+
+def _near(random: Random, number: float) -> float:
+    """Return a float near a number, near 1 or near 0."""
+    base = random.choice((number, 1.0, 0.0))
+    distance = random.choice((-1, 1)) * 2 ** -random.uniform(1, _FLOAT32_BITS)
+    return base + distance * (abs(base) or 1.0)
+
+
+def _is_float(node: BoundNode, name: str) -> bool:
+    """Return whether a name is that of an attribute that is a float in a node."""
+    entry = node.schema.attributes.get(name)
+    return entry is not None and attribute_type(entry) == "FLOAT"
 
 
 def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[int]:
@@ -1200,6 +1235,45 @@ def _emptied(random: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _without_elements(random: Random, node: BoundNode) -> BoundNode:
+    """Remove the elements of all inputs except one, which keeps one element.
+
+    If the inputs are broadcast, the output has no elements, although an input has one.
+    """
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.size and array.ndim
+    ]
+    if not places:
+        return node
+    kept = random.choice(places)
+    for place in places:
+        array = node.operand(place)
+        assert array is not None  # noqa: S101 - the input is a tensor
+        single = array.reshape(-1)[[random.randrange(array.size)]]
+        part = single.reshape((1,) * array.ndim) if place == kept else array[:0]
+        node = node.with_operand(place, part)
+    return node
+
+
+def _special(random: Random, node: BoundNode) -> BoundNode:
+    """Replace one element of a floating-point input by a special value, such as infinity."""
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.dtype.kind == "f" and array.size
+    ]
+    if not places:
+        return node
+    place = random.choice(places)
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    changed = array.copy()
+    changed.reshape(-1)[random.randrange(array.size)] = random.choice(_SPECIAL_VALUES)
+    return node.with_operand(place, changed)
+
+
 def _powers_of_two(array: Array) -> Array:
     """Replace each element by the nearest power of two of its sign; 0, infinity and NaN remain."""
     mantissas, exponents = np.frexp(array.astype(np.float64))
@@ -1224,7 +1298,7 @@ _CHANGES: tuple[_Change, ...] = (
 # Changes of failing nodes that may refute a condition.
 _DIRECTED_CHANGES: tuple[_Change, ...] = (
     *(_attributes,) * 2, *(_numbers,) * 2, *(_axis,) * 4, *(_rank,) * 2, _narrow, *(_types,) * 2,
-    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions, _constant,
+    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions, _constant, _special, _without_elements,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (

@@ -146,8 +146,14 @@ class Hypothesis:
             if sample.failed is False and self.meets(sample) and self._shows(sample)
         ]
         exceptions = []
-        if any(sample.has_no_finite_output for sample in silent):
-            exceptions.append("all right values are 0, infinite or NaN")
+        without_finite = [sample for sample in silent if sample.has_no_finite_output]
+        if without_finite:
+            are_empty = all(sample.has_empty_outputs for sample in without_finite)
+            exceptions.append(
+                "the outputs have no elements"
+                if are_empty
+                else "all right values are 0, infinite or NaN"
+            )
         silent = [sample for sample in silent if not sample.has_no_finite_output]
         if any(sample.has_short_outputs for sample in silent):
             exceptions.append("all right values are exact in 16 bits")

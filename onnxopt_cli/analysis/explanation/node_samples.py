@@ -161,6 +161,15 @@ class NodeSample:
             return False
         return not any((np.isfinite(values) & (values != 0)).any() for values in numbers)
 
+    @property
+    def has_empty_outputs(self) -> bool:
+        """Whether the correct outputs are known, and are tensors without elements."""
+        return (
+            self.outputs is not None
+            and len(self._right_arrays) == len(self.outputs.right)
+            and not any(array.size for array in self._right_arrays)
+        )
+
     @cached_property
     def may_hide_faults(self) -> bool:
         """Whether a fault may have no effect on the node by coincidence.
