@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
-#: Number of failing inputs on which all changes are tried. The changes after which the backend is
-#: right are tried on further failing inputs.
-FIRST_INPUTS = 4
+#: Number of failing inputs on which all changes are tried. A change is tried on further failing
+#: inputs if the backend is right after the change in most inputs, or in all but one.
+FIRST_INPUTS = 2
 #: A counterfactual is stated if the backend is right after the change in at least MIN_REPAIRED
 #: failing inputs, and in at least MIN_REPAIRED_SHARE of the inputs in which the change is possible.
-#: The other inputs may show another fault. If the change has an effect in less than 70 % of such
-#: inputs, the probability of this agreement is below 4 %.
-MIN_REPAIRED = 20
-MIN_REPAIRED_SHARE = 0.9
-#: The change must be possible in at least MIN_APPLICABLE_SHARE of the failing inputs. Otherwise, it
-#: concerns only a part of the failures.
-MIN_APPLICABLE_SHARE = 0.6
+#: The other inputs may show another fault. If changes helped in half of the inputs by chance, nine
+#: of 11 inputs would be right with a probability of 3 %.
+MIN_REPAIRED = 9
+MIN_REPAIRED_SHARE = 0.75
+#: The change must help in at least MIN_SHARE_OF_FAILURES of the failing inputs. Changes that help
+#: in most failing inputs are stated first.
+MIN_SHARE_OF_FAILURES = 1 / 3
 #: Largest number of counterfactuals that are stated together.
 MAX_STATED = 3
 
@@ -65,7 +64,7 @@ class Counterfactual:
 
     @property
     def is_open(self) -> bool:
-        """Whether the backend is right after the change in nearly all inputs, or in all but one."""
+        """Whether the backend is right after the change in most inputs, or in all but one."""
         wrong = self.tried - len(self.repaired)
         return wrong <= max(1, (1 - MIN_REPAIRED_SHARE) * self.tried)
 
@@ -110,9 +109,9 @@ def find_counterfactuals(
         for counterfactual in counterfactuals.values()
         if len(counterfactual.repaired) >= MIN_REPAIRED
         and len(counterfactual.repaired) >= MIN_REPAIRED_SHARE * counterfactual.tried
-        and len(counterfactual.repaired) >= MIN_APPLICABLE_SHARE * len(failing)
+        and len(counterfactual.repaired) >= MIN_SHARE_OF_FAILURES * len(failing)
     ]
-    common.sort(key=attrgetter("order"))
+    common.sort(key=lambda each: (2 * len(each.repaired) < len(failing), each.order))
     best: dict[str, Counterfactual] = {}
     for counterfactual in common:
         rival = best.setdefault(counterfactual.aspect, counterfactual)

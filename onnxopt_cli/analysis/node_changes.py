@@ -28,6 +28,8 @@ _TYPES = ("float32", "float64", "float16", "int64", "int32", "int8", "uint8")
 _LARGEST_MAGNITUDES = {"2^53": 2.0**53, "2^24": 2.0**24, "1000": 1000.0, "10": 10.0, "1": 1.0}
 _SMALLEST_MAGNITUDES = {"0.001": 1e-3, "0.1": 0.1, "1": 1.0}
 _LENGTHS = (64, 16, 4, 2)
+# Largest number of inputs that are changed separately.
+_MAX_CHANGED = 6
 # Largest numbers of inputs of an operator with any number of inputs.
 _COUNTS = (3, 2, 1)
 # An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes or sizes.
@@ -37,7 +39,8 @@ _MAX_PARAMETERS = 16
 def single_changes(node: BoundNode) -> _Changes:
     """Yield the changes of a node, the most specific first."""
     with np.errstate(all="ignore"):
-        for place, name, array in _tensors(node):
+        few = _tensors(node)[:_MAX_CHANGED]
+        for place, name, array in few:
             for text, changed in without_values(array):
                 if not is_same(changed, array):
                     yield SingleChange(
@@ -48,12 +51,12 @@ def single_changes(node: BoundNode) -> _Changes:
         yield from _parameters(node)
         yield from _inputs(node)
         yield from _types(node)
-        for place, name, array in _tensors(node):
+        for place, name, array in few:
             for aspect, text, changed in limited_magnitudes(name, array):
                 yield SingleChange(aspect, text, node.with_operand(place, changed))
         yield from _shapes(node)
         yield from _sequences(node)
-        for place, name, array in _tensors(node):
+        for place, name, array in few:
             for text, changed in constants(array):
                 if not is_same(changed, array):
                     new = node.with_operand(place, changed)
@@ -345,7 +348,7 @@ def _onnx_name(type_name: str) -> str:
 def _shapes(node: BoundNode) -> _Changes:
     tensors = _tensors(node)
     yield from _full_shapes(node)
-    for place, name, array in tensors:
+    for place, name, array in tensors[:_MAX_CHANGED]:
         for axis in range(min(array.ndim, len(_AXES))):
             length = array.shape[axis]
             if length == 1:
@@ -378,7 +381,7 @@ def _full_shapes(node: BoundNode) -> _Changes:
         shape = np.broadcast_shapes(*(array.shape for _, _, array in tensors))
     except ValueError:
         return
-    for place, name, array in tensors:
+    for place, name, array in tensors[:_MAX_CHANGED]:
         if array.shape != shape:
             full = np.ascontiguousarray(np.broadcast_to(array, shape))
             text = f"{name} has the shape to which it is broadcast"

@@ -15,7 +15,7 @@ backend raises an error, but not for the nodes on which the backend returns outp
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -74,7 +74,7 @@ MAX_FAILING = 60
 #: Largest number of passing cases that are examined.
 MAX_PASSING = 160
 #: The limit of the search for each failing operator of a backend.
-OPERATOR_LIMIT = SearchLimit(10_000, 60.0)
+OPERATOR_LIMIT = SearchLimit(12_000, 60.0)
 #: All searches together are limited to at most MAX_OPERATOR_LIMITS times OPERATOR_LIMIT.
 MAX_OPERATOR_LIMITS = 2
 #: Number of rounds of generated nodes that distinguish hypotheses. One more round tests the best
@@ -121,13 +121,15 @@ _MAX_ATTEMPTS = 2
 _RIVAL_COST = 0.15
 # The share of a search's limit that is reserved for conditions on elements and for traits of all
 # failing nodes. For errors, only such traits are sought.
-_ELEMENTS_SHARES = {Outcome.FAIL: 0.25, Outcome.ERROR: 0.2}
+_ELEMENTS_SHARES = {Outcome.FAIL: 0.2, Outcome.ERROR: 0.15}
 # Number of rounds of generated nodes for conditions on elements.
 _ELEMENT_ROUNDS = 8
 # Largest number of outputs whose elements are examined.
 _MAX_OUTPUTS = 2
 # The share of a search's limit that is reserved for validating the statements at the end.
-_VALIDATION_SHARE = 0.35
+_VALIDATION_SHARE = 0.3
+# The share of a search's limit that is reserved for counterfactuals.
+_COUNTERFACTUAL_SHARE = 0.15
 # Number of rounds of generated nodes that validate each statement. If the limit does not suffice,
 # _LEAST_VALIDATION_ROUNDS rounds are enough.
 _VALIDATION_ROUNDS = 5
@@ -142,6 +144,8 @@ _TRIED_INTEGERS = (0.0, 6.0)
 # _COUNTERFACTUAL_NODES generated nodes, and then on the remaining failing cases.
 _COUNTERFACTUAL_CASES = 8
 _COUNTERFACTUAL_NODES = 32
+# If too few nodes fail, further nodes are generated in at most _COUNTERFACTUAL_ROUNDS rounds.
+_COUNTERFACTUAL_ROUNDS = 3
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
 
@@ -412,11 +416,14 @@ class _NodeSearch:
             cause = Cause(CHANGES_WHEN_REPEATED, self._failing_cases)
             return Explanation(self._backend, self._operator, (cause,))
         end = self._nodes.end
-        # The search for mistakes and conditions on nodes leaves two shares of the limit: for
-        # conditions on elements, and for the validation.
-        nodes_share = 1 - _VALIDATION_SHARE - _ELEMENTS_SHARES[self._outcome]
+        # The search for mistakes and conditions on nodes leaves three shares of the limit: for
+        # conditions on elements, for the validation, and for counterfactuals.
+        validation_share = 1 - _COUNTERFACTUAL_SHARE
+        elements_share = validation_share - _VALIDATION_SHARE
+        nodes_share = elements_share - _ELEMENTS_SHARES[self._outcome]
         self._nodes.end = self._limit.share(nodes_share).after(self._clock)
-        elements_end = self._limit.share(1 - _VALIDATION_SHARE).after(self._clock)
+        elements_end = self._limit.share(elements_share).after(self._clock)
+        validation_end = self._limit.share(validation_share).after(self._clock)
         self._nodes.examine_cases()
         if self._nodes.submit and self._nodes.samples:
             self._ranked_element_conditions(())
@@ -431,9 +438,10 @@ class _NodeSearch:
         if self._nodes.submit:
             self._begin_part(elements_end)
             conditions = self._find_element_conditions()
-        self._begin_part(end)
+        self._begin_part(validation_end)
         if self._nodes.submit:
             conditions = self._confirmed(conditions)
+        self._begin_part(end)
         causes = self._causes() + self._element_causes(conditions)
         if self._nodes.submit:
             causes += self._counterfactual_causes(causes, has_conditions=bool(conditions))
@@ -907,9 +915,7 @@ class _NodeSearch:
                 why generated nodes fail.
         """
         explained = {case for cause in causes for case in cause.cases}
-        failing = [
-            sample for sample in self._ranking.separate_failures() if sample.case not in explained
-        ]
+        failing = self._failures_without_cause(explained)
         cases = [sample for sample in failing if sample.case]
         generated = [sample for sample in failing if not sample.case and not has_conditions]
         generated.sort(key=lambda sample: (not sample.is_independent, sample.is_directed))
@@ -933,6 +939,23 @@ class _NodeSearch:
             return ()
         text = counterfactual_text(counterfactuals, _SUCCESSES[self._outcome], "nodes")
         return (Cause(text, ids),)
+
+    def _failures_without_cause(self, explained: Container[str]) -> list[NodeSample]:
+        """Return failing nodes without a cause; if there are too few, generate further nodes.
+
+        Args:
+            explained: ids of the failing cases that have a cause.
+        """
+        failing: list[NodeSample] = []
+        for number in range(_COUNTERFACTUAL_ROUNDS + 1):
+            separate = self._ranking.separate_failures()
+            failing = [sample for sample in separate if sample.case not in explained]
+            is_enough = len(failing) >= _COUNTERFACTUAL_CASES + _COUNTERFACTUAL_NODES
+            if is_enough or not any(sample.case for sample in failing):
+                break
+            if number < _COUNTERFACTUAL_ROUNDS and not self._nodes.is_at_limit:
+                self._generate(Hypothesis((), None, 0.0))
+        return failing
 
     def _outcomes(self, pairs: Sequence[tuple[NodeSample, BoundNode]]) -> list[bool | None]:
         """Return whether the backend is right on changed nodes.

@@ -22,6 +22,7 @@ from onnxopt_cli.analysis.explanation.explain import (
     _until_out_of_time,
     explain,
 )
+from onnxopt_cli.analysis.explanation.explain_remaining import CauseSearch
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.record import Cause, Explanation
 from onnxopt_cli.core.result import Outcome, Result
@@ -820,6 +821,21 @@ def test_condition_is_found_from_one_failing_case(workplace, onnxopt):
     words = "the tensor's number is 1 and X has at least 33 elements"
     statement = rf"V_new is wrong wherever {re.escape(words)}(, unless [^(]+)? \(seen in "
     assert re.match(statement, cause["found"]) or "cannot tell" in cause["found"]
+
+
+def test_counterfactuals_are_stated_if_no_other_cause_is_found(workplace, onnxopt, monkeypatch):
+    monkeypatch.setattr(CauseSearch, "cause", lambda _: None)
+    (workplace / "long.py").write_text(FAULTY.format("X.size >= 33"))
+    (workplace / "counted.yaml").write_text(COUNTED)
+    run = ("run", "counted.yaml", "-b", "python:long.py:Faulty", "-q", *IN_PROCESS)
+    onnxopt(*run, "--report", "json=out.json")
+    (found,) = explanations()
+    (cause,) = found["causes"]
+    assert cause["cases"] == ["steps/counted/n40"]
+    statement = (
+        r"right after a single change: no axis is longer than 4 \((\d+) of \1 failing inputs\)"
+    )
+    assert re.match(statement, cause["found"]), cause["found"]
 
 
 ELSEWHERE = "".join(
