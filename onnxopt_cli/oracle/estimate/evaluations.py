@@ -77,7 +77,7 @@ _STASHING = {"GroupNormalization": 21, "LayerNormalization": 17}
 _SPECIALS = (np.nan, np.inf, -np.inf)
 # If the products of a model whose sums are short have more multiplications than this in total,
 # these sums are not computed sequentially, because this would take as long as several runs.
-_MAX_SHORT_MULTIPLICATIONS = 1 << 26
+_MAX_SHORT_MULTIPLICATIONS = 1 << 20
 _TRAINING_DOMAIN = "ai.onnx.preview.training"
 
 
