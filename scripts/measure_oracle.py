@@ -232,8 +232,10 @@ def examine(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> None:
         )
         for _ in walk.walk(inputs):
             pass
+        # A search that finds nothing wrong does not judge an If whose branch has been searched.
+        searched = walk.searched
         for run in walk.runs:
-            if not run.missing:
+            if not run.missing and run not in searched:
                 all_readings(*walk.model_of([run]))
     node_contributions(model, inputs)
 

@@ -305,16 +305,14 @@ class _Search:
                 if monotonic() > end:
                     self._is_unfinished = True
                     break
-        results = self._judged_nodes()
+        results, row = self._results()
         located = self._findings(results)
         if located.interrupted:
             return located
         doubtful = any(result.outcome in _WITHOUT_OUTPUTS for _, row in results for result in row)
         if located.wrong and not doubtful:
             return located
-        with self._open_progress("judging", "models") as tick:
-            tick(0, 1)
-            row = run_case(self._plan, replace(self._case, load=lambda: self._problem))
+        row = row or self._judged_model()
         located = replace(located, whole={result.backend: result for result in row})
         if doubtful:
             located = self._with_failures(located, results)
@@ -329,6 +327,33 @@ class _Search:
             contributions=self._contributions(),
             error_contributions=tuple(self._error_contributions(located.whole)),
         )
+
+    def _results(self) -> tuple[list[tuple[NodeRun, tuple[Result, ...]]], tuple[Result, ...]]:
+        """Judge the nodes one by one.
+
+        If everything else is right, it is not necessary to judge an If whose branch has been
+        searched.
+
+        Returns:
+            The nodes with their results, and the results of the whole model on each backend. The
+            latter are empty if the whole model has not been judged.
+        """
+        results = self._judged_nodes(searched=False)
+        row: tuple[Result, ...] = ()
+        if not self._walk.searched or self._plan.interruption.signal:
+            return results, row
+        outcomes = {result.outcome for _, row in results for result in row}
+        if outcomes.isdisjoint({Outcome.FAIL, *_WITHOUT_OUTPUTS}):
+            row = self._judged_model()
+            if _RIGHT.issuperset(result.outcome for result in row):
+                return results, row
+        return [*results, *self._judged_nodes(searched=True)], row
+
+    def _judged_model(self) -> tuple[Result, ...]:
+        """Judge the whole model, and return its result on each backend."""
+        with self._open_progress("judging", "models") as tick:
+            tick(0, 1)
+            return run_case(self._plan, replace(self._case, load=lambda: self._problem))
 
     def first_wrong(self, end: float) -> LocatedNode | None:
         """Judge nodes in the order of the graph until one is wrong or the time limit has passed."""
@@ -426,12 +451,23 @@ class _Search:
         sizes = [_size(self._walk.store.get(key)) for key in keys]
         return math.log10(max(sizes[:-1]) / sizes[-1]) if min(sizes) > 0 else 0.0
 
-    def _judged_nodes(self) -> list[tuple[NodeRun, tuple[Result, ...]]]:
-        """Judge each node as a model of one node; return the nodes with their results."""
-        judged = [run for run in self._walk.runs if not run.missing]
+    def _judged_nodes(self, *, searched: bool) -> list[tuple[NodeRun, tuple[Result, ...]]]:
+        """Judge each node as a model of one node; return the nodes with their results.
+
+        Args:
+            searched: whether the If nodes whose branches have been searched are judged, or all
+                other nodes.
+        """
+        chosen = self._walk.searched
+        judged = [run for run in self._walk.runs if not run.missing and (run in chosen) == searched]
+        indices = {id(node_run): index for index, node_run in enumerate(self._walk.runs)}
         cases = [
-            Case(f"{self._case.id}:{index}", self._case.location, partial(self._problem_of, [run]))
-            for index, run in enumerate(judged)
+            Case(
+                f"{self._case.id}:{indices[id(node_run)]}",
+                self._case.location,
+                partial(self._problem_of, [node_run]),
+            )
+            for node_run in judged
         ]
         results: list[tuple[NodeRun, tuple[Result, ...]]] = []
         end = monotonic() + self._seconds
@@ -450,15 +486,11 @@ class _Search:
         not_judged: dict[tuple[int, str], NotJudged] = {}
         rows = {id(node_run): row for node_run, row in results}
         # The nodes of a branch are judged instead of the If that contains the branch.
-        searched = {
-            id(holder)
-            for node_run in self._walk.runs
-            for holder in node_run.holders
-            if holder.node.op_type == "If"
-        }
+        searched = self._walk.searched
         late = f"limit of time: the earlier nodes took {self._seconds:g} s; raise --timeout"
         for node_run in self._walk.runs:
-            if node_run.missing or id(node_run) not in rows:
+            is_skipped = id(node_run) not in rows and node_run not in searched
+            if node_run.missing or is_skipped:
                 for executor in self._plan.backends:
                     not_judged[id(node_run), executor.name] = NotJudged(
                         node_run.name, node_run.operator, node_run.missing or late, executor.name
@@ -467,7 +499,7 @@ class _Search:
                 key = id(node_run), result.backend
                 if result.outcome is Outcome.FAIL:
                     wrong[key] = node_run, self._wrong_node(node_run, result)
-                elif (reason := _reason(result)) and id(node_run) not in searched:
+                elif (reason := _reason(result)) and node_run not in searched:
                     not_judged[key] = NotJudged(
                         node_run.name, node_run.operator, reason, result.backend
                     )

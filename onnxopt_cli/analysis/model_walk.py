@@ -297,6 +297,13 @@ class ModelWalk:
     _most_together: int = _MAX_TOGETHER
     _returned: list[Any] = field(default_factory=list)
 
+    @property
+    def searched(self) -> set[NodeRun]:
+        """The If nodes whose selected branches contain nodes that ran."""
+        return {
+            holder for run in self.runs for holder in run.holders if holder.node.op_type == "If"
+        }
+
     def walk(self, inputs: Mapping[str, Value]) -> Iterator[NodeRun]:
         """Yield the nodes as they run.
 

@@ -151,6 +151,23 @@ class Unable:
 
         raise Unsupported("no such operator")
 
+class WrongBranch:
+    def run(self, model, inputs):
+        for node in model.graph.node:
+            if node.op_type == "If":
+                with open("judged", "a") as file:
+                    file.write(f"{len(model.graph.node)} ")
+                first, second = node.attribute
+                first.name, second.name = second.name, first.name
+        return _run(model, inputs)
+
+class RightBranch:
+    def run(self, model, inputs):
+        if any(node.op_type == "If" for node in model.graph.node):
+            with open("judged", "a") as file:
+                file.write(f"{len(model.graph.node)} ")
+        return _run(model, inputs)
+
 class Stateful:
     def __init__(self):
         self.calls = 0
@@ -460,6 +477,18 @@ def test_branches_that_are_taken_are_searched(locate):
     assert [(item["operator"], item["node"].rpartition("/")[2]) for item in found["wrong"]] == [
         ("LeakyRelu", "the_t")
     ]
+
+
+@pytest.mark.parametrize(
+    ("backend", "judged", "wrong"), [("RightBranch", "2 ", []), ("WrongBranch", "2 1 ", ["If"])]
+)
+def test_searched_if_nodes_are_judged_only_if_the_model_is_wrong(locate, backend, judged, wrong):
+    branches = {"then_branch": branch("Sqrt", "t"), "else_branch": branch("Exp", "e")}
+    nodes = [node("If", "flag", "a", **branches), node("Exp", "a", "y")]
+    _, found = locate(model_of(nodes, flag=np.array(True)), backend)
+    assert [item["operator"] for item in found["wrong"]] == wrong
+    assert found["not_judged"] == []
+    assert Path("judged").read_text() == judged
 
 
 def test_bodies_of_loops_are_searched(locate):
