@@ -97,7 +97,7 @@ def operator_judgement(domain: str, op_type: str, opset: int) -> OperatorJudgeme
         limit=f"{UNITS:g} units, {SHORT_UNITS:g} in 16-bit types",
         reformulations=tuple(reformulations),
         corrections=_corrections(domain, op_type, opset),
-        contested=tuple(entry.name for entry in CONTESTED if entry.operator == op_type),
+        contested=tuple(entry.name for entry in CONTESTED if op_type in entry.operators),
     )
 
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 from onnx.backend.test.case.node import maxunpool
-from onnx.reference import ReferenceEvaluator
+from onnx.reference import ReferenceEvaluator, op_run
 from places import REPOSITORY
 
 from onnxopt_cli.cases.case import Problem
@@ -49,6 +49,13 @@ def published(link):
         return "\n".join([schema.doc, *(part.description for part in parts)])
     if place == "maxunpool.py":
         return inspect.getsource(maxunpool)
+    if place == "Operators.md":
+        # As onnx.defs.gen_doc prints attributes. Its import computes all published cases of onnx.
+        epsilon = onnx.defs.get_schema("InstanceNormalization").attributes["epsilon"]
+        default = np.round(epsilon.default_value.f, 5)
+        return f"<tt>{epsilon.name}</tt> : {epsilon.type.name.lower()} (default is {default})"
+    if link.endswith("/nn/defs.cc"):
+        return onnx.printer.to_text(onnx.defs.get_schema("HardSwish").function_body)
     if place == "defs.cc":
         node = helper.make_node("Clip", ["x", "min", "max"], ["y"])
         scalar = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, []).SerializeToString()
@@ -58,6 +65,8 @@ def published(link):
         body.ParseFromString(text)
         return onnx.printer.to_text(body)
     modules = reference_modules()
+    if place == "op_run.py":
+        return inspect.getsource(op_run)
     within = modules.aionnxml if "/aionnxml/" in link else modules
     return inspect.getsource(getattr(within, place.removesuffix(".py")))
 
@@ -184,7 +193,50 @@ def dequantize_case():
     return helper.make_node("DequantizeLinear", list(inputs), ["Y"]), inputs, second
 
 
+def gemm_without_bias_case():
+    inputs = {
+        "A": np.array([[1, 2], [3, 4]], np.float32),
+        "B": np.array([[1, 2], [3, -4]], np.float32),
+        "C": np.array([[np.inf, np.nan], [0, 1]], np.float32),
+    }
+    node = helper.make_node("Gemm", list(inputs), ["Y"], beta=0.0)
+    return node, inputs, np.array([[np.nan, np.nan], [15, -10]])
+
+
+def gemm_without_product_case():
+    inputs = {
+        "A": np.array([[1, np.nan], [3, 4]], np.float32),
+        "B": np.array([[1, 2], [3, -4]], np.float32),
+        "C": np.array([[np.inf, 2], [0, 1]], np.float32),
+    }
+    return helper.make_node("Gemm", list(inputs), ["Y"], alpha=0.0), inputs, inputs["C"]
+
+
+def normalization_case():
+    x = np.array([[[0.002, -0.001, 0.004]]])
+    inputs = {"x": x, "scale": np.ones(1), "bias": np.zeros(1)}
+    node = helper.make_node("InstanceNormalization", list(inputs), ["Y"])
+    return node, inputs, (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+
+def leaky_case():
+    x = np.array([-3.0, -2, 0.125])
+    return helper.make_node("LeakyRelu", ["x"], ["Y"]), {"x": x}, np.where(x < 0, 0.01 * x, x)
+
+
+def hard_swish_case():
+    x = np.array([-2.0, 1, 0.5])
+    slope = float(np.float32(1 / 6))
+    second, first = (x * (alpha * x + 0.5) for alpha in (slope, 1 / 6))
+    return helper.make_node("HardSwish", ["x"], ["Y"]), {"x": x}, second, first
+
+
 CASES = {
+    "Gemm, beta": gemm_without_bias_case,
+    "Gemm, alpha": gemm_without_product_case,
+    "InstanceNormalization": normalization_case,
+    "LeakyRelu": leaky_case,
+    "HardSwish": hard_swish_case,
     "Resize": resize_case,
     "RoiAlign": roi_case,
     "GridSample": grid_case,
@@ -201,7 +253,9 @@ def stored_cases(request, tmp_path):
 
     Write backends that return the first reading, the second reading, or wrong results.
     """
-    node, inputs, second = CASES[request.param]()
+    node, inputs, second, *explicit_first = CASES[request.param]()
+    operands_are_doubles = next(iter(inputs.values())).dtype == np.float64
+    result_type = np.dtype(np.float64 if operands_are_doubles else np.float32)
     graph = helper.make_graph(
         [node],
         "g",
@@ -211,13 +265,18 @@ def stored_cases(request, tmp_path):
             )
             for name, value in inputs.items()
         ],
-        [helper.make_tensor_value_info("Y", onnx.TensorProto.FLOAT, second.shape)],
+        [
+            helper.make_tensor_value_info(
+                "Y", helper.np_dtype_to_tensor_dtype(result_type), second.shape
+            )
+        ],
     )
     imports = [helper.make_opsetid("", 23), helper.make_opsetid("ai.onnx.ml", 3)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=11)
-    (first,) = ReferenceEvaluator(model).run(None, inputs)
-    second = second.astype(np.float32)
-    assert not np.allclose(first, second)
+    # The reference computes HardSwish by its published body, which is the second reading.
+    (first,) = explicit_first or ReferenceEvaluator(model).run(None, inputs)
+    second = second.astype(result_type)
+    assert not np.array_equal(first, second, equal_nan=True)
     for name, expected in {"first": first, "second": second, "neither": second + 0.37}.items():
         folder = tmp_path / "cases" / name / "node" / "test_case"
         write_directory(folder, Problem(model, inputs, {"Y": expected}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections import grids
+from onnxopt_cli.oracle.corrections import corrected_reference, grids
 from onnxopt_cli.oracle.corrections.float_outputs import in_single
 from onnxopt_cli.oracle.patching import reference_modules
 
@@ -27,6 +27,10 @@ _DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
 _BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
 # The first version of Clip that has a published body.
 _CLIP_BODY_VERSION = 13
+# The first version of Gemm whose operand C is broadcast without an attribute.
+_GEMM_VERSION = 7
+# The modules of corrections whose functions the second readings replace.
+_CORRECTIONS = {"corrected_reference": corrected_reference, "grids": grids}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +54,18 @@ class Contested:
 
     Attributes:
         name: the operator and the question, in a few words.
-        operator: the operator.
+        operators: the operators.
         readings: a source for each reading. onnx's reference follows the first reading.
         outcome: for each reading, a description of the result.
         concerns: takes the attributes and inputs of a node and the opset version, and returns
             whether the readings may differ at the node.
         place: the function that is replaced in the second reading: a function of onnx's reference,
-            or of the correction ``grids``.
+            or of a correction in ``_CORRECTIONS``.
         second: the replacement. Its first argument is the original function.
     """
 
     name: str
-    operator: str
+    operators: tuple[str, ...]
     readings: tuple[Quotation, Quotation]
     outcome: tuple[str, str]
     concerns: Callable[[Mapping[str, Any], Sequence[Any], int], bool]
@@ -94,7 +98,7 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
     for entry in CONTESTED:
         if entry.name in names:
             module, *within, name = entry.place.split(".")
-            first = grids if module == "grids" else getattr(reference_modules(), module)
+            first = _CORRECTIONS.get(module) or getattr(reference_modules(), module)
             owner: Any = reduce(getattr, within, first)
             # The current function may itself be a correction of the reference's function.
             bound.append((owner, name, _bound(entry.second, getattr(owner, name))))
@@ -268,12 +272,54 @@ def _dequantized_with_zero_point(
     return first(node, shifted, scale, None, **attributes)
 
 
+def _has_zero_factor(
+    factor: str, operands: slice, attributes: Mapping[str, Any], inputs: Sequence[Any], opset: int
+) -> bool:
+    """Return whether a Gemm multiplies NaN or infinities by alpha or beta of 0."""
+    return (
+        opset >= _GEMM_VERSION
+        and attributes.get(factor, 1.0) in (None, 0.0)
+        and any(x is not None and not np.isfinite(x).all() for x in inputs[operands])
+    )
+
+
+def _multiplied_by_beta(
+    first: Any, node: Any, a: Array, b: Array, c: Any = None, **attributes: Any
+) -> tuple[Array]:
+    """Add 0 * C to the product if beta is 0."""
+    (y,) = first(node, a, b, c, **attributes)
+    return (y if attributes["beta"] or c is None else y + 0 * c,)
+
+
+def _without_product(
+    first: Any, node: Any, a: Array, b: Array, c: Any = None, **attributes: Any
+) -> Any:
+    """Replace A and B by zeros if alpha is 0."""
+    if not attributes["alpha"]:
+        a, b = np.zeros_like(a), np.zeros_like(b)
+    return first(node, a, b, c, **attributes)
+
+
+def _has_doubles(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
+    return any(getattr(x, "dtype", None) == np.float64 for x in inputs)
+
+
+def _with_decimal_defaults(first: Any, node: Any) -> None:
+    """Set omitted attributes to the doubles nearest to the decimal numbers of the documents."""
+    first(node)
+    stated = {attribute.name for attribute in node.onnx_node.attribute}
+    for name in node.attributes_names_ - stated:
+        value = getattr(node, name)
+        if isinstance(value, np.float32):
+            setattr(node, name, float(str(value)))
+
+
 #: The contested questions. Each reading of a question yields an expected result with its own
 #: tolerances.
 CONTESTED: tuple[Contested, ...] = (
     Contested(
         name="Resize: the output length if scale times length is not an integer",
-        operator="Resize",
+        operators=("Resize",),
         readings=(
             Quotation(
                 "output_width = scale_factor * input_width",
@@ -297,7 +343,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="RoiAlign: the values whose maximum is the result in mode max",
-        operator="RoiAlign",
+        operators=("RoiAlign",),
         readings=(
             Quotation(
                 "val = max( pc.w1 * bottom_data[offset_bottom_data + pc.pos1], pc.w2",
@@ -324,7 +370,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="GridSample: cubic interpolation with border values",
-        operator="GridSample",
+        operators=("GridSample",),
         readings=(
             Quotation(
                 'if padding_mode == "border": x[i] = self._clamp(v, 0, dims[i] - 1)',
@@ -351,7 +397,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="Clip: a bound that is NaN",
-        operator="Clip",
+        operators=("Clip",),
         readings=(
             Quotation(
                 "res = data if amin is amax is None else np.clip(data, amin, amax)",
@@ -375,7 +421,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="MaxUnpool: the tensor to which indices refer if output_shape is given",
-        operator="MaxUnpool",
+        operators=("MaxUnpool",),
         readings=(
             Quotation(
                 "xI = np.array([[[[5, 7], [13, 15]]]], dtype=np.int64) "
@@ -402,7 +448,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="Normalizer: the signs of negative elements",
-        operator="Normalizer",
+        operators=("Normalizer",),
         readings=(
             Quotation(
                 "div = np.abs(x).max(axis=1).reshape((x.shape[0], -1))",
@@ -425,7 +471,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="QuantizeLinear: a zero point of a float8 type",
-        operator="QuantizeLinear",
+        operators=("QuantizeLinear",),
         readings=(
             Quotation(
                 "return ( onnx.numpy_helper.saturate_cast( "
@@ -449,7 +495,7 @@ CONTESTED: tuple[Contested, ...] = (
     ),
     Contested(
         name="DequantizeLinear: a zero point of type float4e2m1",
-        operator="DequantizeLinear",
+        operators=("DequantizeLinear",),
         readings=(
             Quotation(
                 "and x_type != TensorProto.FLOAT4E2M1 ):",
@@ -470,10 +516,98 @@ CONTESTED: tuple[Contested, ...] = (
         place="op_dequantize_linear._CommonDequantizeLinear._run",
         second=_dequantized_with_zero_point,
     ),
+    Contested(
+        name="Gemm: NaN and infinities in C if beta is 0",
+        operators=("Gemm",),
+        readings=(
+            Quotation(
+                "if c is not None and beta != 0: o += c * beta",
+                "reference, op_gemm.py; BLAS, to which the text refers, does not read C either",
+                f"{_TREE}/reference/ops/op_gemm.py",
+            ),
+            Quotation(
+                "Compute Y = alpha * A' * B' + beta * C",
+                "text of Gemm 13",
+                f"{_DOCUMENTS}/onnx__Gemm.html",
+            ),
+        ),
+        outcome=("C is not read", "0 times NaN or an infinity is NaN"),
+        concerns=partial(_has_zero_factor, "beta", slice(2, 3)),
+        place="op_gemm.Gemm_7._run",
+        second=_multiplied_by_beta,
+    ),
+    Contested(
+        name="Gemm: NaN and infinities in A and B if alpha is 0",
+        operators=("Gemm",),
+        readings=(
+            Quotation(
+                "o = np.dot(a, b) * alpha",
+                "reference, op_gemm.py",
+                f"{_TREE}/reference/ops/op_gemm.py",
+            ),
+            Quotation(
+                "General Matrix multiplication: "
+                "https://en.wikipedia.org/wiki/Basic_Linear_Algebra_Subprograms#Level_3",
+                "text of Gemm 13; BLAS, to which the text refers, does not read A and B if alpha "
+                "is 0",
+                f"{_DOCUMENTS}/onnx__Gemm.html",
+            ),
+        ),
+        outcome=("0 times NaN or an infinity is NaN", "A and B are not read"),
+        concerns=partial(_has_zero_factor, "alpha", slice(2)),
+        place="op_gemm.Gemm_7._run",
+        second=_without_product,
+    ),
+    Contested(
+        name="Omitted attributes: the default of epsilon or alpha beside doubles",
+        operators=(
+            *("BatchNormalization", "GroupNormalization", "HardSigmoid", "InstanceNormalization"),
+            *("LRN", "LayerNormalization", "LeakyRelu", "RMSNormalization"),
+        ),
+        readings=(
+            Quotation(
+                "onnx.AttributeProto.FLOAT: lambda att: np.float32(att.f)",
+                "reference, op_run.py; also the field f of AttributeProto, which is a float32",
+                f"{_TREE}/reference/op_run.py",
+            ),
+            Quotation(
+                "epsilon</tt> : float (default is 1e-05)",
+                "text of InstanceNormalization 22; other operators likewise",
+                "https://github.com/onnx/onnx/blob/v1.23.2/docs/Operators.md",
+            ),
+        ),
+        outcome=(
+            "the float32 nearest to the decimal number: 1e-05 is 9.999999747378752e-06",
+            "the double nearest to the decimal number",
+        ),
+        concerns=_has_doubles,
+        place="_op.OpRun._load_attributes",
+        second=_with_decimal_defaults,
+    ),
+    Contested(
+        name="HardSwish: alpha beside doubles",
+        operators=("HardSwish",),
+        readings=(
+            Quotation(
+                "where alpha = 1/6 and beta = 0.5",
+                "text of HardSwish 22",
+                f"{_DOCUMENTS}/onnx__HardSwish.html",
+            ),
+            Quotation(
+                "HardSigmoid <alpha: float = 0.16666667, beta: float = 0.5> (X)",
+                "published function body of HardSwish 22, whose attribute is a float32",
+                f"{_TREE}/defs/nn/defs.cc",
+            ),
+        ),
+        outcome=("1/6 in double", "the float32 nearest to 1/6"),
+        concerns=_has_doubles,
+        place="corrected_reference.hard_swish_slope",
+        second=lambda _first: float(np.float32(1 / 6)),
+    ),
 )
 _BY_OPERATOR = {
-    operator: [entry for entry in CONTESTED if entry.operator == operator]
-    for operator in {entry.operator for entry in CONTESTED}
+    operator: [entry for entry in CONTESTED if operator in entry.operators]
+    for operator in {operator for entry in CONTESTED for operator in entry.operators}
 }
 
 

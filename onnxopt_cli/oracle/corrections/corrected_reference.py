@@ -131,7 +131,7 @@ def operators() -> list[type]:
         """Uses 1/6 in the type of the input; the published body uses it in float32."""
 
         def _run(self, x: Array) -> tuple[Array]:
-            return ((x * np.clip(x / 6 + 0.5, 0, 1)).astype(x.dtype),)
+            return ((x * np.clip(x * hard_swish_slope() + 0.5, 0, 1)).astype(x.dtype),)
 
     class MeanVarianceNormalization(OpRun):
         """Uses the variance about the mean; the published body computes E(X^2) - E(X)^2."""
@@ -196,6 +196,11 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         # shape inference and the runtimes round it down.
         return "has fewer windows than onnx's shape inference says"
     return ""
+
+
+def hard_swish_slope() -> float:
+    """Return the attribute alpha of the HardSigmoid within HardSwish."""
+    return 1 / 6
 
 
 def whole_numbers(values: Array, dtype: Any) -> Array:
