@@ -1299,6 +1299,14 @@ def test_cubic_weights_may_be_rounded(form, seed, antialias):
     assert not node_passes("Resize", inputs, right * (1 + 3e-5), **attributes)
 
 
+@pytest.mark.parametrize(("scale", "exact"), [(2, True), (32, True), (3, False), (64, False)])
+def test_cubic_weights_of_short_ratios_are_exact(scale, exact):
+    inputs = {"x": np.ones((1, 1, 3, 3), "f"), "roi": f32(), "scales": f32(1, 1, scale, scale)}
+    ones = np.ones((1, 1, 3 * scale, 3 * scale))
+    assert node_passes("Resize", inputs, ones, mode="cubic")
+    assert node_passes("Resize", inputs, ones + 64 * 2**-24, mode="cubic") is not exact
+
+
 @pytest.mark.parametrize("terms", [2, 4, 9])
 @pytest.mark.parametrize("cancels", [True, False])
 def test_error_of_a_short_sum_is_at_most_a_rounding_per_partial_sum(terms, cancels):

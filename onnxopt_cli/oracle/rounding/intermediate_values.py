@@ -207,11 +207,16 @@ def moved_coordinates(
     exact_weights: Any = op_resize._cubic_coeffs  # noqa: SLF001
     exact_antialiased: Any = op_resize._cubic_coeffs_antialias  # noqa: SLF001
     exact_grid_weights = grids.cubic_weights
+    # Whether the ratios of the axis that is interpolated are exact in float32, and have few digits.
+    has_short_ratios = False
 
     def moved(mode: str, y: Array, scale: float, *args: Any) -> tuple[Array, Any]:
+        nonlocal has_short_ratios
         x, outside = exact_coordinates(mode, y, scale, *args)
         power_of_two = np.frexp(scale)[0] == 0.5  # noqa: PLR2004
-        if selects and mode in _QUOTIENT_MODES and power_of_two:
+        is_exact = mode in _QUOTIENT_MODES and power_of_two
+        has_short_ratios = is_exact and _have_few_digits(x).all()
+        if selects and is_exact:
             return x, outside
         # In these two modes, no offset is added, so the first coordinate is exactly 0.
         offset = mode not in {"asymmetric", "align_corners"}
@@ -219,7 +224,8 @@ def moved_coordinates(
 
     def moved_weights(ratio: float, scale: float | None = None, A: float = -0.75) -> Array:
         weights: Array = exact_weights(ratio, scale, A)
-        return weights + error(_weight_scale(ratio, abs(A)))
+        # The ratio is that of a moved coordinate, and has many digits.
+        return weights + error(_weight_scale(0.0 if has_short_ratios else ratio, abs(A)))
 
     def moved_antialiased(ratio: float, scale: float, A: float = -0.75) -> Array:
         weights: Array = exact_antialiased(ratio, scale, A)
@@ -253,9 +259,13 @@ def _weight_scales(ratios: Any, a: float) -> Array:
     new last axis, along which the four weights lie.
     """
     x = np.stack([1 + ratios, ratios, 1 - ratios, 2 - ratios], axis=-1)
-    has_few_digits = np.asarray(ratios * _EXACT_RATIO % 1 == 0)
-    exact = has_few_digits & (a * _EXACT_COEFFICIENT % 1 == 0)
+    exact = _have_few_digits(ratios) & (a * _EXACT_COEFFICIENT % 1 == 0)
     return np.where(exact[..., None], 0.0, _WEIGHT_SHARE * _cubic_terms(x, a))
+
+
+def _have_few_digits(ratios: Any) -> Any:
+    """Return, for each ratio, whether cubic weights that are computed from it are exact."""
+    return np.asarray(ratios * _EXACT_RATIO % 1 == 0)
 
 
 def _cubic_terms(x: Array, a: float) -> Array:
