@@ -412,7 +412,7 @@ class ModelWalk:
         if len(together) <= 1:
             return 0
         keys = [key for run in together for key in run.outputs]
-        model, inputs = self.model_of(together, typed=False, outputs=keys)
+        model, inputs = self.model_of(together, typed=False, with_constants=False, outputs=keys)
         values = self.reference_of_nodes(model, inputs)
         if isinstance(values, str):
             values = []
@@ -563,15 +563,20 @@ class ModelWalk:
         return value.astype(helper.tensor_dtype_to_np_dtype(element), copy=False)
 
     def model_of(
-        self, runs: Sequence[NodeRun], *, typed: bool = True, outputs: Iterable[str] = ()
+        self,
+        runs: Sequence[NodeRun],
+        *,
+        typed: bool = True,
+        with_constants: bool = True,
+        outputs: Iterable[str] = (),
     ) -> tuple[onnx.ModelProto, dict[str, Value]]:
         """Return a model of some nodes, and the values of its inputs.
-
-        Values that do not depend on an input of the model become initializers.
 
         Args:
             runs: the nodes, in order.
             typed: whether to declare the types of the outputs. The types must then be known.
+            with_constants: whether values that do not depend on an input of the model become
+                initializers instead of inputs.
             outputs: values that must be outputs even if a node of the new model reads them.
         """
         produced = {key for run in runs for key in run.outputs}
@@ -583,7 +588,7 @@ class ModelWalk:
             if key in produced:
                 continue
             value = self.store[key]
-            if key in constants and isinstance(value, np.ndarray):
+            if with_constants and key in constants and isinstance(value, np.ndarray):
                 graph.initializer.append(tensor_of(value, key))
             else:
                 inputs[key] = value
