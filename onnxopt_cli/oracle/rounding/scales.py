@@ -164,8 +164,11 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     transposed = node.op_type == "ConvTranspose"
     convolution = (_transposed if transposed else _padded)(x, w, attributes)
     rank = output.ndim - 2
-    strides = [1] * rank if transposed else _along(attributes, "strides", rank)
-    error = convolution.direct_error(strides)
+    strides = [1] * rank if transposed else along(attributes, "strides", rank)
+    sums = convolution.direct_sums(strides)
+    error = sums.scale
+    # If no stride is larger than 1, the sums are the whole output of the convolution.
+    whole = sums.total if max(strides, default=1) == 1 else convolution.output()
     tiled = convolution.winograd_error() if convolution.tiled else None
     error = error if tiled is None else np.maximum(error, tiled)
     if transposed and "output_shape" not in attributes:
@@ -181,7 +184,7 @@ def convolution_scale(node: Any, inputs: Sequence[Any], output: Array) -> Array:
     if error.shape != output.shape:
         # It is unknown which borders are cut off, so the largest error is used.
         error = error.max(tuple(range(2, error.ndim)), keepdims=True)
-    fourier_error = convolution.fourier_error()[(...,) + (None,) * rank]
+    fourier_error = convolution.fourier_error(whole)[(...,) + (None,) * rank]
     # Scales are stored as float32: the scales of all nodes are in memory at the same time, and few
     # digits matter.
     scale = np.maximum(fourier_error, error).astype(np.float32)
@@ -359,13 +362,18 @@ class PartialSums:
     independent, the variance of the error is u^2 times the sum of the squares of all partial sums
     (running error analysis, Higham 2002, 3.3). If neighbouring terms have the same sign, as in
     filters and signals, the partial sums may be much larger than the sum.
+
+    Args:
+        shape: the shape of the sums.
+
+    Attributes:
+        total: the sums of the terms that have been added.
     """
 
-    def __init__(self) -> None:
-        self.total: Any = 0.0
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.total = np.zeros(shape)
         self._terms = 0
-        self._variance: Array = np.zeros(())
-        self._squares: Array = np.empty(())
+        self._variance, self._squares = np.zeros(shape), np.empty(shape)
 
     def add(self, block: Array, terms: int) -> None:
         """Add the next block of terms to each sum.
@@ -373,15 +381,12 @@ class PartialSums:
         Within a block, each partial sum is assumed to be as large as the sum after the block.
 
         Args:
-            block: for each sum, the sum of its next block of terms; overwritten.
+            block: for each sum, the sum of its next block of terms.
             terms: the number of terms in the block.
         """
-        block += self.total
-        self.total = block
+        self.total += block
         self._terms += terms
-        if self._variance.shape != block.shape:
-            self._variance, self._squares = np.zeros(block.shape), np.empty_like(block)
-        np.multiply(block, block, out=self._squares)
+        np.multiply(self.total, self.total, out=self._squares)
         self._squares *= terms
         self._variance += self._squares
 
@@ -393,8 +398,10 @@ class PartialSums:
         operands upwards, and therefore moves the sum by about sqrt(n) / 4 roundings of the sum's
         own magnitude.
         """
-        error = _STANDARD_DEVIATIONS * np.sqrt(self._variance)
-        moved = unbounded_sum_roundings(self._terms) * np.abs(self.total)
+        error = np.sqrt(self._variance)
+        error *= _STANDARD_DEVIATIONS
+        moved = np.abs(self.total)
+        moved *= unbounded_sum_roundings(self._terms)
         return np.where(error > moved, error, 0.0)
 
 
@@ -445,22 +452,25 @@ class _Convolution:
             )
         )
 
-    def fourier_error(self) -> Array:
+    def fourier_error(self, output: Array) -> Array:
         """Return the scale of the error of Fourier's algorithm, for each batch and output channel.
 
         The errors of the two transformed operands are white noise with the power of the operands.
         The errors of the inverse transform have the power of the output.
+
+        Args:
+            output: the output of this convolution.
         """
         space = tuple(range(2, self.x.ndim))
         norms = _by_group(np.sum(self.w**2, axis=space), self.group)
         largest = np.max(self.x**2, axis=space).reshape(len(self.x), self.group, -1, 1)
-        power = np.mean(self.output() ** 2, axis=space)
+        power = np.mean(output**2, axis=space)
         operands = (norms @ largest).reshape(power.shape)
         stages = log2(max(2, prod(self.sizes)))
         return np.asarray(_CONVOLUTION_STAGE * np.sqrt(stages * (operands + power)))
 
-    def direct_error(self, strides: Sequence[int]) -> Array:
-        """Return the scale of the error of a direct sum, for each element of a strided output.
+    def direct_sums(self, strides: Sequence[int]) -> PartialSums:
+        """Return the direct sums for each element of a strided output.
 
         The terms of all channels at one place of the kernels are added before the terms at the next
         place. Implementations that store the channels of images along the last axis add in this
@@ -469,16 +479,18 @@ class _Convolution:
         channels = self.w.shape[1]
         blocks = ceil(_PARTIAL_SUMS / prod(self.w.shape[2:]))
         edges = np.linspace(0, channels, min(channels, blocks) + 1).astype(int).tolist()
-        sums = PartialSums()
         counts = [ceil(size / stride) for size, stride in zip(self.sizes, strides, strict=True)]
+        shape = len(self.x), len(self.w), *counts
+        sums = PartialSums(shape)
         kept: Any = (..., *(slice(None, None, stride) for stride in strides))
         for place in np.ndindex(*self.w.shape[2:]):
             terms = _part(self.x, [*map(mul, place, self.dilations)], self.sizes)[kept]
             terms = terms.reshape(len(self.x), self.group, channels, prod(counts))
             kernels = _by_group(self.w[(..., *place)], self.group)
             for start, end in pairwise(edges):
-                sums.add(kernels[..., start:end] @ terms[:, :, start:end], end - start)
-        return np.reshape(sums.scale, (len(self.x), len(self.w), *counts))
+                block = kernels[..., start:end] @ terms[:, :, start:end]
+                sums.add(block.reshape(shape), end - start)
+        return sums
 
     def winograd_error(self) -> Array | None:
         """Return the scale of the error of Winograd's algorithm, for each element of the output.
@@ -529,10 +541,16 @@ class _Convolution:
         return np.asarray(error.reshape(len(error), -1, *self.sizes))
 
 
-def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
-    """Return a convolution with stride 1 whose output contains the output of a ``Conv``."""
+def paddings(x: Array, w: Array, attributes: Any) -> Array:
+    """Return the padding of a ``Conv``: the padding before and after ``x``, in a row each.
+
+    Args:
+        x: the images.
+        w: the kernels.
+        attributes: the attributes of the node by name.
+    """
     rank = x.ndim - 2
-    strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
+    strides, dilations = (along(attributes, name, rank) for name in ("strides", "dilations"))
     mode = attributes["auto_pad"].s.decode() if "auto_pad" in attributes else "NOTSET"
     pads = np.zeros((2, rank), int)
     if mode.startswith("SAME"):
@@ -543,7 +561,19 @@ def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
         pads = pads if mode == "SAME_UPPER" else pads[::-1]
     elif mode == "NOTSET" and "pads" in attributes:
         pads[:] = np.reshape(attributes["pads"].ints, (2, rank))
-    x = np.pad(x, [(0, 0), (0, 0), *pads.T.tolist()])
+    return pads
+
+
+def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
+    """Return a convolution with stride 1 whose output contains the output of a ``Conv``."""
+    rank = x.ndim - 2
+    strides, dilations = (along(attributes, name, rank) for name in ("strides", "dilations"))
+    pads = paddings(x, w, attributes)
+    if pads.any():
+        # numpy.pad takes longer than the arithmetic of small images.
+        image, sizes = x, [*x.shape[:2], *(pads.sum(axis=0) + x.shape[2:]).tolist()]
+        x = np.zeros(sizes)
+        _part(x, pads[0].tolist(), image.shape[2:])[...] = image
     group = attributes["group"].i if "group" in attributes else 1
     return _Convolution(x, w, group, dilations, max(*strides, *dilations) == 1)
 
@@ -551,7 +581,7 @@ def _padded(x: Array, w: Array, attributes: Any) -> _Convolution:
 def _transposed(x: Array, w: Array, attributes: Any) -> _Convolution:
     """Return a convolution with stride 1 that contains the output of a ``ConvTranspose``."""
     rank = x.ndim - 2
-    strides, dilations = (_along(attributes, name, rank) for name in ("strides", "dilations"))
+    strides, dilations = (along(attributes, name, rank) for name in ("strides", "dilations"))
     group = attributes["group"].i if "group" in attributes else 1
     sizes = (np.array(x.shape[2:]) - 1) * strides + 1
     dilated = np.zeros((*x.shape[:2], *sizes))
@@ -564,7 +594,8 @@ def _transposed(x: Array, w: Array, attributes: Any) -> _Convolution:
     return _Convolution(dilated, kernels, group, dilations, max(*strides, *dilations) == 1)
 
 
-def _along(attributes: Any, name: str, rank: int) -> list[int]:
+def along(attributes: Any, name: str, rank: int) -> list[int]:
+    """Return an attribute with a number for each axis of space; its default is 1."""
     return list(attributes[name].ints) if name in attributes else [1] * rank
 
 
@@ -609,7 +640,11 @@ def _transforms_exactly(x: Array, axes: Sequence[_Axis]) -> bool:
         return not largest
     # float32 represents every multiple of a unit exactly, up to 2^24 units.
     unit = 2.0 ** ceil(log2(largest) - _DIGITS) / prod(axis.grain for axis in axes)
-    return bool(unit > 0 and (x % unit == 0).all())
+    if unit <= 0:
+        return False
+    # The unit is a power of two, so that the quotients are exact.
+    multiples = x / unit
+    return bool((multiples == np.rint(multiples)).all())
 
 
 def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, exact: bool) -> Array:
