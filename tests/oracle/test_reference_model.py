@@ -29,9 +29,10 @@ from onnxopt_cli.oracle.evaluator import (
     sequential_sums,
 )
 from onnxopt_cli.oracle.patching import corrected, reference_modules
+from onnxopt_cli.oracle.rounding import node_kinds
 from onnxopt_cli.oracle.rounding.intermediate_values import moved_weights
-from onnxopt_cli.oracle.rounding.node_kinds import classify
 from onnxopt_cli.oracle.rounding.perturbations import RUNS
+from onnxopt_cli.oracle.rounding.product_effects import ProductEffects
 
 _HEADER = '<ir_version: 8, opset_import: ["": 17]>'
 _MODELS = {
@@ -314,24 +315,77 @@ def _visited(text: str) -> list[str]:
     return operators
 
 
-def test_element_of_a_kernel_is_moved_in_a_single_output_channel(monkeypatch):
-    random = np.random.default_rng(3)
-    inputs = [random.standard_normal(shape) for shape in ((1, 4, 8, 8), (6, 4, 3, 3), (6,))]
-    node = SimpleNamespace(op_type="Conv", onnx_node=helper.make_node("Conv", ["x", "w"], ["y"]))
-    convolve = reference_modules().op_conv._conv_implementation
-    channels: list[int] = []
+@pytest.mark.parametrize(
+    ("node", "shapes"),
+    [
+        ("MatMul(a, b)", [(3, 4), (4, 2)]),
+        ("Gemm(a, b)", [(3, 4), (4, 2)]),
+        (
+            "Gemm <transA = 1, transB = 1, alpha = 0.5, beta = 2.0> (a, b, c)",
+            [(4, 3), (2, 4), (2,)],
+        ),
+        ("Gemm <beta = 0.0> (a, b, c)", [(3, 4), (4, 2), (3, 1)]),
+        ("Gemm (a, b, c)", [(3, 4), (4, 2), ()]),
+        ("Conv(a, b, c)", [(2, 3, 6), (4, 3, 3), (4,)]),
+        (
+            "Conv <group = 2, strides = [2, 1], dilations = [1, 2], pads = [1, 2, 0, 1]> (a, b)",
+            [(1, 4, 6, 5), (4, 2, 3, 2)],
+        ),
+        ('Conv <auto_pad = "SAME_UPPER", strides = [3]> (a, b)', [(1, 2, 8), (2, 2, 4)]),
+        ('Conv <auto_pad = "SAME_LOWER", strides = [2]> (a, b)', [(1, 2, 7), (2, 2, 4)]),
+    ],
+)
+def test_effects_of_products_are_those_that_are_measured(node, shapes):
+    random = np.random.default_rng(1)
+    inputs = {}
+    for name, shape in zip("abc", shapes, strict=False):
+        array = random.standard_normal(shape)
+        inputs[name] = np.where(random.random(shape) < 0.3, 0.0, array)
+    declared = ", ".join(f"double[{','.join(map(str, inputs[n].shape))}] {n}" for n in inputs)
+    text = f'<ir_version: 8, opset_import: ["" : 17]> agraph ({declared}) => (double y) '
+    compared = 0
 
-    def compute(x, w, b):
-        channels.append(len(w))
-        return [convolve(x, w, b, "NOTSET", [1, 1], 1, [3, 3], [0, 0, 0, 0], [1, 1])]
+    def visit(prepared, compute, operands, _index):
+        nonlocal compared
+        outputs = compute(*operands)
+        effects = ProductEffects(prepared, operands, outputs)
+        for place, operand in enumerate(operands):
+            for element, number in enumerate(operand.flat):
+                moved = number * 1.37 + 0.11
+                factors = effects.factors(place, element, moved - number)
+                arguments = (compute, operands, outputs, place, element, moved)
+                assert factors is not None
+                effect = node_kinds._effect_of_factors(number, moved, *factors)
+                assert effect == node_kinds._measured_effect(*arguments)
+                compared += 1
+        return outputs
 
-    outputs = compute(*inputs)
-    node_class = classify(node, compute, inputs, outputs)
-    assert node_class.terms > 4 * 3 * 3
-    # Two elements of each operand are moved. The kernels also run without a moved element.
-    assert channels == [6] * 3 + [1] * 8
-    monkeypatch.setattr("onnxopt_cli.oracle.rounding.node_kinds._reduced", lambda *_: None)
-    assert classify(node, compute, inputs, outputs) == node_class
+    with corrected():
+        ReferenceModel(parser.parse_model(f"{text} {{ y = {node} }}")).run(inputs, visit)
+    assert compared == sum(array.size for array in inputs.values())
+
+
+def test_effects_that_a_rounding_may_absorb_are_measured():
+    def factors(number):
+        operands = [np.array([[1.0, 1.0]]), np.array([[1.0], [number]])]
+        model = parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17]> '
+            "agraph (double[1,2] a, double[2,1] b) => (double y) { y = MatMul(a, b) }"
+        )
+        results = []
+
+        def visit(node, compute, operands, _index):
+            outputs = compute(*operands)
+            results.append(ProductEffects(node, operands, outputs).factors(0, 1, 0.1))
+            return outputs
+
+        with corrected():
+            ReferenceModel(model).run(dict(zip("ab", operands, strict=True)), visit)
+        return results[0]
+
+    assert factors(1e-6) is not None
+    assert factors(1e-14) is None
+    assert factors(np.nan) is None
 
 
 def test_constants_of_a_graph_do_not_run():

@@ -18,6 +18,7 @@ from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS
 from onnxopt_cli.oracle.rounding.intermediate_values import summed_weights
 from onnxopt_cli.oracle.rounding.normalizations import NORMALIZE
+from onnxopt_cli.oracle.rounding.product_effects import ProductEffects
 from onnxopt_cli.oracle.rounding.scales import WINDOWS
 from onnxopt_cli.oracle.widen import is_wide
 
@@ -171,7 +172,6 @@ _MAX_INTEGER = 2.0**40
 # This number of elements of an output is compared first. Comparing all elements requires sorting,
 # which is slower.
 _FIRST_ELEMENTS = 4
-_MATRIX_RANK = 2
 _GOLDEN_RATIO = 0.6180339887498949
 # The largest number of elements of an input that are moved, one after the other.
 _MAX_MOVED_ELEMENTS = 8
@@ -219,9 +219,12 @@ def classify(
     terms: float = summed_weights(node.onnx_node) if listed is NodeKind.TREES else 1.0
     if not places or listed is NodeKind.ELEMENTWISE:
         return NodeClass(listed or NodeKind.ELEMENTWISE, terms)
-    # MatMul never moves data, because a product of generic numbers is equal to neither factor.
-    may_move = listed in {None, NodeKind.COORDINATES, NodeKind.TREES} and node.op_type != "MatMul"
-    if may_move and _moves_data(node, compute, inputs, outputs):
+    may_move = listed in {None, NodeKind.COORDINATES, NodeKind.TREES}
+    if (
+        may_move
+        and not _multiplies_matrices(node, inputs)
+        and _moves_data(node, compute, inputs, outputs)
+    ):
         return NodeClass(NodeKind.SELECT if listed is NodeKind.COORDINATES else NodeKind.EXACT)
     if listed is NodeKind.TREES:
         return NodeClass(listed, terms)
@@ -231,6 +234,17 @@ def classify(
     if terms <= 1 and len(places) <= _MAX_ELEMENTWISE_OPERANDS:
         return NodeClass(NodeKind.ELEMENTWISE)
     return NodeClass(NodeKind.PRODUCT if product else NodeKind.COMBINE, terms)
+
+
+def _multiplies_matrices(node: Any, inputs: Sequence[Any]) -> bool:
+    """Return whether each output element contains products of two operands.
+
+    Such a node never moves data, because a product of generic numbers is equal to neither factor.
+    """
+    if node.op_type == "Gemm":
+        is_zero = any(item.name == "alpha" and not item.f for item in node.onnx_node.attribute)
+        return not is_zero and all(operand.size for operand in inputs[:2])
+    return bool(node.op_type == "MatMul")
 
 
 def may_jump(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
@@ -332,34 +346,22 @@ def _terms(
     """
     output_size = sum(output.size for output in outputs if is_wide(output))
     most_terms, product = 1.0, True
+    effects = ProductEffects(node, inputs, outputs)
     for place in places:
         counts = []
         for element in _generic_elements(inputs[place].size):
-            before, old_outputs = inputs, outputs
-            if reduced := _reduced(node, inputs, place, element):
-                # An element of an operand affects only a part of the output.
-                before, index = reduced
-                old_outputs = compute(*before)
-            else:
-                index = element
-            moved = list(before)
-            moved[place] = before[place].copy()
-            flat = moved[place].reshape(-1)
-            number = flat[index]
-            flat[index] = number * 1.37 + 0.11
-            try:
-                results = compute(*moved)
-            except Exception:  # noqa: BLE001, S112 - the node may not be defined there
+            number = inputs[place].flat[element]
+            moved = number * 1.37 + 0.11
+            factors = effects.factors(place, element, moved - number)
+            effect = (
+                _measured_effect(compute, inputs, outputs, place, element, moved)
+                if factors is None
+                else _effect_of_factors(number, moved, *factors)
+            )
+            if effect is None:
                 continue
-            count = 0
-            for old, new in zip(old_outputs, results, strict=True):
-                if is_wide(old) and is_wide(new) and old.shape == new.shape:
-                    changed = ~((old == new) | (np.isnan(old) & np.isnan(new)))
-                    count += int(np.count_nonzero(changed))
-                    if product:
-                        scaled = old[changed] * (flat[index] / number)
-                        difference = np.abs(new[changed] - scaled)
-                        product = bool((difference <= _PROPORTION_TOLERANCE * np.abs(scaled)).all())
+            count, scales = effect
+            product = product and scales
             counts += [count] * bool(count)
             if len(counts) == _ENOUGH_EFFECTS:
                 break
@@ -369,36 +371,58 @@ def _terms(
     return most_terms, product
 
 
-def _reduced(
-    node: Any, inputs: Sequence[Any], place: int, element: int
-) -> tuple[list[Any], int] | None:
-    """Reduce a node to the part of its output that depends on one element of an operand.
-
-    A product of two matrices is reduced to a single row or column. A convolution without groups is
-    reduced to a single output channel.
-
-    Args:
-        node: the node, as the evaluator prepares it.
-        inputs: its inputs.
-        place: the index of the operand.
-        element: the index of its element.
+def _measured_effect(
+    compute: Callable[..., Any],
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    place: int,
+    element: int,
+    number: float,
+) -> tuple[int, bool] | None:
+    """Replace an element of an input by a number, and count the output elements that change.
 
     Returns:
-        The inputs of the reduced node, and the index of the element in its operand; None if the
-        node cannot be reduced.
+        The number of output elements that change, and whether the element only scales them; None
+        if the node is not defined at the moved element.
     """
-    if node.op_type == "MatMul" and all(operand.ndim == _MATRIX_RANK for operand in inputs):
-        row, column = divmod(element, inputs[place].shape[1])
-        if place == 0:
-            return [inputs[0][row : row + 1], inputs[1]], column
-        return [inputs[0], inputs[1][:, column : column + 1]], row
-    if node.op_type == "Conv" and place > 0:
-        if any(item.name == "group" and item.i != 1 for item in node.onnx_node.attribute):
-            return None
-        channel, index = divmod(element, inputs[place][0].size)
-        kernels = [operand[channel : channel + 1] for operand in inputs[1:] if operand is not None]
-        return [inputs[0], *kernels], index
-    return None
+    moved = list(inputs)
+    moved[place] = inputs[place].copy()
+    flat = moved[place].reshape(-1)
+    previous = flat[element]
+    flat[element] = number
+    try:
+        results = compute(*moved)
+    except Exception:  # noqa: BLE001 - the node may not be defined there
+        return None
+    count, product = 0, True
+    for old, new in zip(outputs, results, strict=True):
+        if is_wide(old) and is_wide(new) and old.shape == new.shape:
+            changed = ~((old == new) | (np.isnan(old) & np.isnan(new)))
+            count += int(np.count_nonzero(changed))
+            if product:
+                product = _is_scaled(old[changed], new[changed], number / previous)
+    return count, product
+
+
+def _effect_of_factors(
+    number: float, moved: float, factors: Array, results: Array
+) -> tuple[int, bool]:
+    """Return the result of :func:`_measured_effect` for an element of a product.
+
+    Args:
+        number: the element.
+        moved: the number that replaces it.
+        factors: the factors by which the node multiplies it, none of which is zero.
+        results: the output elements to which these products are added.
+    """
+    moved_results = results + (moved - number) * factors
+    return factors.size, _is_scaled(results, moved_results, moved / number)
+
+
+def _is_scaled(old: Array, new: Array, ratio: float) -> bool:
+    """Return whether new output elements are old ones, multiplied by a ratio."""
+    scaled = old * ratio
+    return bool((np.abs(new - scaled) <= _PROPORTION_TOLERANCE * np.abs(scaled)).all())
 
 
 @lru_cache(1024)
