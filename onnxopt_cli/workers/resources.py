@@ -163,15 +163,17 @@ def _is_in_memory(
     target = os.readlink(descriptor, dir_fd=files)
     if not target.startswith("/") or target == os.devnull:
         return False
+    # Drivers add lines of their own, and the value may be missing, as in the line "iff:" of
+    # /dev/net/tun.
     lines = read_proc(descriptor, information).splitlines()
-    fields = dict(line.split(None, 1) for line in lines)
-    mount = fields.get(b"mnt_id:")
+    fields = {name: value for name, _, value in (line.partition(b":\t") for line in lines)}
+    mount = fields.get(b"mnt_id")
     if mount is None:
         # gVisor does not state the mount.
         return target.startswith((_MEMFD_PREFIX, _SHARED_PREFIX))
     if mount not in mounts:
         return target.startswith(_MEMFD_PREFIX)
-    is_read_only = int(fields[b"flags:"], 8) & os.O_ACCMODE == os.O_RDONLY
+    is_read_only = int(fields[b"flags"], 8) & os.O_ACCMODE == os.O_RDONLY
     counts = target.endswith(_DELETED_SUFFIX) or not is_read_only
     return counts and mounts[mount] in _MEMORY_FILE_SYSTEMS
 

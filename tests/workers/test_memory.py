@@ -16,6 +16,8 @@ import pytest
 from isolated import run_to_end, write_cases
 from onnx import onnx_cpp2py_export
 
+from onnxopt_cli.workers import resources
+from onnxopt_cli.workers.processes import read_proc
 from onnxopt_cli.workers.resources import held_bytes, memory_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -211,6 +213,21 @@ def test_file_in_memory_counts_once(mapped, closed):
     assert expected - (SIZE >> 2) < more < expected + (SIZE >> 1)
     if not closed:
         assert less < SIZE >> 2
+
+
+def test_information_on_a_descriptor_may_contain_lines_without_a_value(monkeypatch):
+    # The driver of /dev/net/tun adds such a line.
+    def read_with_line(path, folder=None):
+        return read_proc(path, folder) + (b"iff:\t\n" if folder is not None else b"")
+
+    monkeypatch.setattr(resources, "read_proc", read_with_line)
+    descriptor = os.memfd_create("x")
+    try:
+        os.write(descriptor, bytes(SIZE))
+        status = os.fstat(descriptor)
+        assert memory_files(os.getpid())[status.st_dev, status.st_ino] == SIZE
+    finally:
+        os.close(descriptor)
 
 
 def test_file_with_a_name_counts_if_it_is_open_for_writing():
