@@ -7,7 +7,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from onnx import ModelProto, SequenceProto, SparseTensorProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    ModelProto,
+    SequenceProto,
+    SparseTensorProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 from onnx_directories import (
     FLOAT,
     ONE_TWO,
@@ -202,11 +210,31 @@ def test_function_with_the_name_of_an_operator_is_reported(tmp_path, version, is
         read(tmp_path / "test_x")
 
 
-def test_model_with_names_that_are_not_utf_8_is_reported(tmp_path):
-    model = identity({"x": FLOAT}).SerializeToString().replace(b"Identity", b"Identi\xff\xff")
-    make_directory(tmp_path / "test_x", model)
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("op_type", b"Identity"),
+        ("doc_string", b"words"),
+        ("dim_param", b"rows"),
+        ("ref_attr_name", b"slope"),
+        ("name", b"inner"),
+        ("value", b"metadata"),
+    ],
+)
+def test_model_with_a_text_that_is_not_utf_8_is_reported(tmp_path, field, text):
+    node = helper.make_node("Elu", ["a"], ["b"], doc_string="words")
+    node.attribute.add(name="alpha", ref_attr_name="slope", type=AttributeProto.FLOAT)
+    inner = helper.make_graph([], "inner", [], [])
+    model = identity({"x": FLOAT})
+    model.graph.node.append(helper.make_node("F", ["x"], ["z"], domain="d", graph=inner))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    model.functions.append(helper.make_function("d", "F", ["a"], ["b"], [node], []))
+    model.metadata_props.add(key="key", value="metadata")
+    damaged = model.SerializeToString().replace(text, b"\xff" * len(text))
+    make_directory(tmp_path / "test_x", damaged)
+    damaged_text = r"\xff" * len(text)
     assert complaints(tmp_path / "test_x") == [
-        r"model.onnx: has a name that is not UTF-8: b'Identi\xff\xff'"
+        f"model.onnx: has a field {field} that is not UTF-8: b'{damaged_text}'"
     ]
 
 

@@ -90,7 +90,7 @@ def external_files(path: Path) -> list[Path]:
         return []
     entries = (entry for _, tensor in tensors for entry in tensor.external_data)
     locations = (entry.value for entry in entries if entry.key == "location")
-    paths = (inner_parts(location) for location in locations if isinstance(location, str))
+    paths = map(inner_parts, locations)
     return [path.parent.joinpath(*parts) for parts in dict.fromkeys(paths) if parts]
 
 
@@ -107,14 +107,39 @@ def _parse(data: bytes) -> onnx.ModelProto:
     for values, kind in ((graph.input, "inputs"), (graph.output, "outputs")):
         if len({value.name for value in values}) != len(values):
             raise Malformed(f"has several {kind} with the same name")
-    names = [value.name for value in (*graph.input, *graph.output)]
-    names += [name for node in graph.node for name in (node.domain, node.op_type)]
-    # Protobuf returns bytes for a string field that is not UTF-8.
-    for name in names:
-        if not isinstance(name, str):
-            raise Malformed(f"has a name that is not UTF-8: {name[:40]!r}")
+    _check_texts(model)
     _check_opsets(model)
     return model
+
+
+def _check_texts(message: Any) -> None:
+    """Check the texts in a message and in the messages that it contains at any depth.
+
+    Raises:
+        Malformed: if a text is not UTF-8.
+    """
+    for name, is_text, is_repeated in _text_fields(message.DESCRIPTOR):
+        if not is_text and not is_repeated and not message.HasField(name):
+            continue
+        content = getattr(message, name)
+        for item in content if is_repeated else (content,):
+            if not is_text:
+                _check_texts(item)
+            # Protobuf returns bytes for a string field that is not UTF-8.
+            elif not isinstance(item, str):
+                raise Malformed(f"has a field {name} that is not UTF-8: {item[:40]!r}")
+
+
+@cache
+def _text_fields(kind: Descriptor) -> list[tuple[str, bool, bool]]:
+    """Return the fields of a message that contain texts or messages.
+
+    Returns:
+        The name of each field, whether the field contains text, and whether it is repeated.
+    """
+    kinds = {FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}
+    fields = [field for field in kind.fields if field.type in kinds]
+    return [(field.name, field.message_type is None, field.is_repeated) for field in fields]
 
 
 def _check_opsets(model: onnx.ModelProto) -> None:
@@ -200,7 +225,7 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
     if len(entries) != len(tensor.external_data):
         raise Malformed("names its external data twice")
     location = entries.get("location")
-    if not location or not isinstance(location, str):
+    if not location:
         raise Malformed("has external data without a location")
     size = byte_size(tensor)
     offset = _number(entries, "offset", 0)
