@@ -117,13 +117,12 @@ def read_regular_file(
 
 @contextmanager
 def open_regular_file(
-    path: Path | str, flags: int = 0, *, limit: int | None = None, links: bool = True
+    path: Path | str, *, limit: int | None = None, links: bool = True
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Open a file for reading and yield its descriptor and status.
 
     Args:
         path: the file.
-        flags: additional flags for ``os.open``.
         limit: the maximum size in bytes; None for no limit.
         links: whether symbolic links in the path are followed. Pass ``links=False`` for a path that
             has been resolved and checked, because another program may have replaced a part of the
@@ -134,7 +133,7 @@ def open_regular_file(
             file exceeds the limit.
     """
     try:
-        descriptor = os.open(path, _FLAGS | flags) if links else _open_without_links(Path(path))
+        descriptor = os.open(path, _FLAGS) if links else _open_without_links(Path(path))
     except FileNotFoundError:
         raise Malformed("is missing") from None
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 import onnx
@@ -109,6 +110,25 @@ def test_linked_folder_of_external_data_is_rejected(tmp_path):
     (tmp_path / "test_x" / "below").symlink_to(tmp_path / "outside")
     assert complaint(tmp_path, external(location="below/w")) == (
         "has external data in 'below/w', which leads through a symbolic link"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs paths relative to an open folder")
+def test_link_that_replaces_the_folder_of_external_data_is_not_followed(tmp_path, monkeypatch):
+    below = tmp_path / "test_x" / "below"
+    for folder in (below, tmp_path / "outside"):
+        folder.mkdir(parents=True)
+        (folder / "w").write_bytes(DATA)
+
+    def exchange_after_check(path):
+        if path.name == "w":
+            below.rename(tmp_path / "gone")
+            below.symlink_to(tmp_path / "outside")
+        return False
+
+    monkeypatch.setattr(model_file, "_is_link", exchange_after_check)
+    assert complaint(tmp_path, external(location="below/w")) == (
+        "has external data in 'below/w', which has become a symbolic link since it was checked"
     )
 
 

@@ -250,18 +250,18 @@ def _load_external(tensor: TensorProto, folder: Path, allowance: int) -> None:
 
 
 @contextmanager
-def _external_data(path: Path, location: str, offset: int, length: int) -> Iterator[int]:
+def _external_data(folder: Path, location: str, offset: int, length: int) -> Iterator[int]:
     """Open a file of external data; yield a file descriptor that is positioned at the offset."""
     parts = inner_parts(location)
     if parts is None:
         raise Malformed("is not a path inside the model's folder")
+    path = Path(os.path.realpath(folder))
     for part in parts:
-        path = path / part
+        path /= part
         if _is_link(path):
             raise Malformed("leads through a symbolic link")
-    # With O_NOFOLLOW, the call fails if the last part of the path has become a link since it was
-    # checked.
-    with open_regular_file(path, getattr(os, "O_NOFOLLOW", 0)) as (descriptor, status):
+    # Another program may have replaced a part of the path by a link since the check.
+    with open_regular_file(path, links=False) as (descriptor, status):
         if status.st_nlink > 1:
             raise Malformed("is a hard link: the file has another name elsewhere")
         if offset + length > status.st_size:
