@@ -10,12 +10,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-import onnx
-from google.protobuf.message import DecodeError
-
 from onnxopt_cli.analysis.explanation.explain import explain
 from onnxopt_cli.backends.host import Request
 from onnxopt_cli.cases.case import Case
+from onnxopt_cli.cases.onnx.model_file import read_model
 from onnxopt_cli.cases.yaml.case_file import read_yaml_file
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.core.files import write_atomically
@@ -29,7 +27,7 @@ from onnxopt_cli.core.result import (
     Result,
 )
 from onnxopt_cli.core.text import printable
-from onnxopt_cli.errors import BackendUnavailable, UsageError
+from onnxopt_cli.errors import BackendUnavailable, InvalidCase, UsageError
 from onnxopt_cli.fuzz.choices import NAME, SUITE
 from onnxopt_cli.fuzz.drawn_examples import Example, GeneratedExample
 from onnxopt_cli.fuzz.random_graph import RandomGraph
@@ -394,8 +392,8 @@ def _holds(path: Path, example: Example) -> bool:
         return False
     if path.is_dir():
         try:
-            model = onnx.load_model(path / "model.onnx", load_external_data=False)
-        except (OSError, DecodeError):
+            model = read_model(path / "model.onnx")
+        except InvalidCase:
             return False
         files = example.files(path.name.removeprefix("test_"), model.doc_string, "")
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -108,17 +110,43 @@ def test_graph_with_the_traits_of_a_finding_has_the_same_cause():
     assert not graph.traits <= finding.traits
 
 
-def test_graph_is_kept_once(tmp_path):
-    def kept(graph, headline):
-        trial = Trial(graph, case=None, result=None)
-        return keep(Finding(FailureKind(graph.subject, VALUES), trial), tmp_path, headline, "")
+def kept(graph, folder, headline="a value is wrong"):
+    trial = Trial(graph, case=None, result=None)
+    return keep(Finding(FailureKind(graph.subject, VALUES), trial), folder, headline, "")
 
+
+def test_graph_is_kept_once(tmp_path):
     first, second = (next(iter(graph.smaller())) for graph in graphs(2))
-    folder = kept(first, "a value is wrong")
-    assert kept(first, "another headline") == folder
-    assert kept(second, "a value is wrong") != folder
-    (folder / "model.onnx").write_bytes(b"damaged")
-    assert kept(first, "a value is wrong") != folder
+    folder = kept(first, tmp_path)
+    assert kept(first, tmp_path, "another headline") == folder
+    assert kept(second, tmp_path) != folder
+
+
+def damage_text(path):
+    path.write_bytes(path.read_bytes().replace(b"wrong", b"\xff" * 5))
+
+
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"damaged"),
+        damage_text,
+        pytest.param(
+            replace_by_pipe,
+            marks=pytest.mark.skipif(sys.platform == "win32", reason="needs pipes"),
+        ),
+    ],
+)
+def test_graph_is_kept_again_if_the_earlier_model_is_damaged(tmp_path, damage):
+    graph = next(iter(next(iter(graphs(1))).smaller()))
+    folder = kept(graph, tmp_path)
+    damage(folder / "model.onnx")
+    assert kept(graph, tmp_path) != folder
 
 
 def test_graphs_and_operators_exclude_each_other(onnxopt):
