@@ -17,6 +17,7 @@ from onnxopt_cli.cases.onnx.directory import (
     MAX_ENTRIES,
     find_directories,
     find_model_cases,
+    is_data_set,
 )
 from onnxopt_cli.cases.tensors.declared import DEFAULT_MEMORY
 from onnxopt_cli.cases.yaml.case_file import read_apart, read_yaml_file
@@ -177,6 +178,8 @@ def find_again(
 ) -> dict[str, Case]:
     """Find cases of an earlier run by their ids and locations.
 
+    The locations may come from anyone. Therefore, no folder is searched.
+
     Args:
         places: the location of each case by its id.
         model_inputs: the inputs of model files in that run.
@@ -184,17 +187,24 @@ def find_again(
     Returns:
         The cases by id, without cases that no longer exist.
     """
-    targets = {
-        str(place.path) if place.path.exists() else case.partition("/")[0]
-        for case, place in places.items()
-    }
+    targets = {_target_of(case, place.path) for case, place in places.items()}
     found: dict[str, Case] = {}
     suites: _Suites = {}
-    for target in sorted(targets):
+    for target in sorted(filter(None, targets)):
         with suppress(UsageError):
             cases, _ = _find(target, suites, 0, model_inputs=model_inputs)
             found |= {case.id: case for case in cases if case.id in places}
     return found
+
+
+def _target_of(case: str, path: Path) -> str:
+    """Return the file, the data set or the suite with a case; empty if none of them exists."""
+    # The path may be too long or contain a null character.
+    with suppress(OSError, ValueError):
+        if path.is_file() or is_data_set(Path(os.path.realpath(path))):
+            return str(path)
+    suite = case.partition("/")[0]
+    return suite if is_suite(suite) else ""
 
 
 def _find(

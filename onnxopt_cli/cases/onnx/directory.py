@@ -80,13 +80,22 @@ def find_directories(root: Path) -> tuple[list[Case], list[Fault]]:
 
 def _at_or_below(root: Path, resolved: Path) -> Iterator[Case | Fault]:
     """Yield the cases at or below a folder, and the faults of directories."""
-    number = resolved.name.removeprefix(_DATA_SET)
-    if is_number(number) and (resolved.parent / _MODEL).is_file():
+    if is_data_set(resolved):
         # The path that the user typed may be "." or a link, so its parent may be another folder.
         parent = root.parent if root.name == resolved.name else resolved.parent
+        number = resolved.name.removeprefix(_DATA_SET)
         yield _data_set(parent, str(resolved.parent), int(number))
     else:
         yield from _Search(str(resolved)).in_folder(root, str(resolved), 0)
+
+
+def is_data_set(path: Path) -> bool:
+    """Return whether a path without links is that of a data set of a test directory.
+
+    Raises:
+        OSError: if the path is too long.
+    """
+    return is_number(path.name.removeprefix(_DATA_SET)) and (path.parent / _MODEL).is_file()
 
 
 def find_model_cases(path: Path, settings: ModelInputs) -> tuple[list[Case], list[Fault]]:

@@ -668,6 +668,24 @@ def test_saved_run_of_an_operator_without_a_formula_is_explained(workplace, onnx
     assert "because they are no longer found, such as neg.yaml:" in answer.err
 
 
+@pytest.mark.parametrize("place", [".", "a" * 5000, "a\\u0000"])
+def test_folders_that_a_saved_run_names_are_not_searched(workplace, onnxopt, place):
+    (workplace / "wrong.py").write_text(
+        "def wrong(model, inputs):\n    return [*inputs.values()]\n"
+    )
+    case = "- {name: x, inputs: {X: [1.5]}, outputs: {Y: [-1.5]}}"
+    (workplace / "neg.yaml").write_text(f"onnxopt: 1\nsuite: mine\noperator: Neg\ncases:\n{case}\n")
+    log = workplace / "run.jsonl"
+    onnxopt("run", "neg.yaml", "-b", "python:wrong.py:wrong", "--no-explain", "--log", log)
+    log.write_text(log.read_text().replace('"path":"neg.yaml"', f'"path":"{place}"'))
+    answer = onnxopt("explain", log)
+    assert answer.code == 1
+    assert "they are no longer found" in " ".join(answer.err.split())
+    answer = onnxopt("locate", "--log", log, "-b", "python:wrong.py:wrong")
+    assert answer.code == 2
+    assert "mine/neg/x is no longer at" in " ".join(answer.err.split())
+
+
 def test_failures_without_a_cause_are_listed(workplace, onnxopt):
     (workplace / "wrong.py").write_text(
         "from onnxopt_cli.oracle.evaluator import native_outputs\n\n\n"
