@@ -14,6 +14,8 @@ import numpy as np
 
 from onnxopt_cli.analysis.counterfactuals import SingleChange
 from onnxopt_cli.analysis.node_changes import (
+    ANY_INPUT,
+    changes_without,
     constants,
     is_same,
     limited_magnitudes,
@@ -53,6 +55,7 @@ def single_changes_of_call(call: Call[Array], kept: int) -> _Changes:
             tensors = [group[place] for group in call.groups]
             for aspect, text, changed in _in_all(tensors, partial(limited_magnitudes, name)):
                 yield SingleChange(aspect, text, _with_tensors(call, place, changed))
+        yield from _in_all_operands(call)
         yield from _shapes(call)
         for place, name in enumerate(names):
             yield from _values(call, place, name, constants)
@@ -82,6 +85,22 @@ def _values(
 
     for _, text, changed in _in_all(tensors, changes):
         yield SingleChange(text, text, _with_tensors(call, place, changed))
+
+
+def _in_all_operands(call: Call[Array]) -> _Changes:
+    """Yield changes after which no operand has values of a class, or large or small numbers."""
+    tensors = [tensor for group in call.groups for tensor in group if tensor.size]
+    if len(tensors) < sum(map(len, call.groups)):
+        return
+    width = len(call.operator.tensors)
+    has_nonnegative = bool(nonnegative_tensors(call.operator))
+    for aspect, text, changed in _in_all(tensors, partial(changes_without, ANY_INPUT)):
+        if has_nonnegative and "positive" in text:
+            continue
+        groups = tuple(
+            tuple(changed[first : first + width]) for first in range(0, len(changed), width)
+        )
+        yield SingleChange(aspect, text, replace(call, groups=groups))
 
 
 def _in_all(

@@ -5,6 +5,7 @@ Each change leaves everything else equal. The changed nodes need not be valid.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from itertools import combinations
@@ -20,6 +21,8 @@ from onnxopt_cli.mutation.node_mutants import FLAGS, choices
 
 _Changes: TypeAlias = Iterator[SingleChange[BoundNode]]
 _OPTION = defs.OpSchema.FormalParameterOption
+#: The name of an input in statements about all inputs.
+ANY_INPUT = "any input"
 # The names of axes in statements, by index.
 _AXES = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 # Types to which inputs are converted.
@@ -54,6 +57,7 @@ def single_changes(node: BoundNode) -> _Changes:
         for place, name, array in few:
             for aspect, text, changed in limited_magnitudes(name, array):
                 yield SingleChange(aspect, text, node.with_operand(place, changed))
+        yield from _in_several_inputs(node)
         yield from _shapes(node)
         yield from _sequences(node)
         for place, name, array in few:
@@ -180,6 +184,31 @@ def _relations(node: BoundNode) -> _Changes:
             moved = np.where(is_equal, right + right.dtype.type(1), right).astype(right.dtype)
             text = f"no element of {second} equals that of {first}"
             yield SingleChange(text, text, node.with_operand(place, moved))
+
+
+def _in_several_inputs(node: BoundNode) -> _Changes:
+    """Yield changes after which no input has values of a class, or large or small numbers."""
+    counts: Counter[str] = Counter()
+    changed_nodes: dict[str, SingleChange[BoundNode]] = {}
+    for place, _, array in _tensors(node)[:_MAX_CHANGED]:
+        for aspect, text, changed in changes_without(ANY_INPUT, array):
+            if not is_same(changed, array):
+                counts[text] += 1
+                earlier = changed_nodes[text].changed if text in changed_nodes else node
+                new = earlier.with_operand(place, changed)
+                changed_nodes[text] = SingleChange(aspect, text, new)
+    yield from (change for text, change in changed_nodes.items() if counts[text] > 1)
+
+
+def changes_without(name: str, array: Array) -> Iterator[tuple[str, str, Array]]:
+    """Yield copies of a tensor without a class of values, or without large or small numbers.
+
+    The arguments and the results are those of :func:`limited_magnitudes`.
+    """
+    for text, changed in without_values(array):
+        if text.startswith("no "):
+            yield text.format(name), text.format(name), changed
+    yield from limited_magnitudes(name, array)
 
 
 def limited_magnitudes(name: str, array: Array) -> Iterator[tuple[str, str, Array]]:

@@ -115,6 +115,8 @@ def test_changes_of_a_node_concern_its_optional_inputs_and_broadcast_shapes():
     total = node_of("Sum(A, B, C, D)", 13, A=x / 2, B=x[:1] / 2, C=x / 3, D=x / 4)
     texts = {change.text: change.changed for change in single_changes(total)}
     assert len(texts["there are no more than 3 inputs"].names) == 3
+    limited = texts["no magnitude of any input exceeds 1"].operands
+    assert max(np.abs(value).max() for value in limited) <= 1
     assert texts["data_0_1 has the shape to which it is broadcast"].operand(1).shape == (3,)
 
 
@@ -140,6 +142,8 @@ def test_changes_of_a_call_concern_operands_attributes_scalars_and_groups():
         "all operands have the shape of X",
     }  # fmt: skip
     assert len(changes["there is only one tensor"].groups) == 1
+    finite = changes["no element of any input is NaN"]
+    assert np.isfinite([tensor.sum() for tensor in finite.inputs]).all()
     assert changes["T is not negative"].scalars[1] == 3
     assert not any(np.signbit(tensor).any() for _, tensor, *_ in [
         group[:2] for group in changes["no element of G is negative"].groups])  # fmt: skip

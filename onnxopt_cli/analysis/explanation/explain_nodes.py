@@ -144,7 +144,9 @@ _TRIED_INTEGERS = (0.0, 6.0)
 # _COUNTERFACTUAL_NODES generated nodes, and then on the remaining failing cases.
 _COUNTERFACTUAL_CASES = 8
 _COUNTERFACTUAL_NODES = 32
-# If too few nodes fail, further nodes are generated in at most _COUNTERFACTUAL_ROUNDS rounds.
+# If fewer than _MIN_COUNTERFACTUAL_NODES nodes fail, further nodes are generated in up to
+# _COUNTERFACTUAL_ROUNDS rounds.
+_MIN_COUNTERFACTUAL_NODES = 20
 _COUNTERFACTUAL_ROUNDS = 3
 # Seconds that onnx's reference may take for each generated node.
 _NODE_SECONDS = 0.5
@@ -950,7 +952,7 @@ class _NodeSearch:
         for number in range(_COUNTERFACTUAL_ROUNDS + 1):
             separate = self._ranking.separate_failures()
             failing = [sample for sample in separate if sample.case not in explained]
-            is_enough = len(failing) >= _COUNTERFACTUAL_CASES + _COUNTERFACTUAL_NODES
+            is_enough = len(failing) >= _MIN_COUNTERFACTUAL_NODES
             if is_enough or not any(sample.case for sample in failing):
                 break
             if number < _COUNTERFACTUAL_ROUNDS and not self._nodes.is_at_limit:

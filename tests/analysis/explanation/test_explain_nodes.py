@@ -122,19 +122,6 @@ def test_condition_of_two_parts_is_found(onnxopt, workplace):
 
 
 @pytest.mark.slow
-def test_changes_after_which_a_node_is_right_are_stated(onnxopt, workplace):
-    code = indented("""
-        if node.op_type == "Clip" and all(node.input) and len(values) == 3:
-            if values[0].dtype == np.float32:
-                outputs = native_outputs(model, inputs)
-                return [np.where(np.isnan(values[0]), values[1], outputs[0])]
-    """)
-    text = explanation(onnxopt, workplace, code, "Clip")
-    assert "right after a single change: no element of input is NaN (" in text
-    assert "or min is omitted (" in text
-
-
-@pytest.mark.slow
 def test_failures_without_a_pattern_are_not_explained(onnxopt, workplace):
     code = indented("""
         if sum(values[0].tobytes()) % 3 == 0:
