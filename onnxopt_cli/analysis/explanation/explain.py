@@ -140,13 +140,14 @@ def explain(
         share = (end - clock.now()) / (len(searches) - number)
         # Failures for which no cause is found within the time limit remain unexplained.
         with suppress(_OutOfTimeError), search.guard():
-            seconds = share * (1 - COUNTERFACTUAL_SHARE)
-            search.find_other_cause(ask and clock.limited(ask, clock.now() + seconds), seconds)
+            first_share = share * (1 - COUNTERFACTUAL_SHARE)
+            limited = ask and clock.limited(ask, clock.now() + first_share)
+            search.find_other_cause(limited, first_share)
         if ask:
             with search.guard():
-                seconds = share * COUNTERFACTUAL_SHARE
-                limited = clock.limited(ask, clock.now() + seconds)
-                search.find_counterfactuals(_until_out_of_time(limited), seconds)
+                last_share = share * COUNTERFACTUAL_SHARE
+                limited = clock.limited(ask, clock.now() + last_share)
+                search.find_counterfactuals(_until_out_of_time(limited), last_share)
     stopped = stopped_after(seconds)
     return [*filter(None, (search.explanation(stopped) for search in searches))]
 
