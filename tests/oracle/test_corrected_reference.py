@@ -7,6 +7,7 @@ import math
 from itertools import product
 
 import hypothesis
+import ml_dtypes
 import mpmath
 import numpy as np
 import onnx.parser
@@ -116,6 +117,10 @@ EXAMPLES = {
     "HardSwish of doubles": (
         *("HardSwish", 22, [sample_points(9)], {}),
         [sample_points(9) * np.clip(sample_points(9) / 6 + 0.5, 0, 1)],
+    ),
+    "Gemm of version 6": (
+        *("Gemm", 6, [f32([1, 2]), f32([3], [4]), f32([5])], {"alpha": 2.0, "beta": 3.0}),
+        [f32([37])],
     ),
     "LRN of doubles": ("LRN", 22, [VOLUME[..., 0]], LRN, [lrn(VOLUME[..., 0], **LRN)]),
     "LRN of volumes": ("LRN", 22, [VOLUME.astype("f")], LRN, [lrn(VOLUME, **LRN).astype("f")]),
@@ -305,6 +310,45 @@ def test_normalizer_of_a_vector_or_of_no_rows(norm, divisor):
     for x in (f32(3, -4), np.zeros((0, 2), np.float32)):
         y = (x / divisor).astype(np.float32)
         verify(model_of([node], {"x": x}, {"y": y}, 1, "ai.onnx.ml"), {"x": x}, [y])
+
+
+@pytest.mark.parametrize("dimensions", [[3, 2], None])
+def test_feature_vectorizer_concatenates_vectors_as_rows(dimensions):
+    inputs, y = {"a": f32(1, 2, 3), "b": f32([4, 5])}, f32([1, 2, 3, 4, 5])
+    attributes = {"inputdimensions": dimensions} if dimensions else {}
+    domain = "ai.onnx.ml"
+    node = helper.make_node("FeatureVectorizer", ["a", "b"], ["y"], domain=domain, **attributes)
+    verify(model_of([node], inputs, {"y": y}, 1, domain), inputs, [y])
+
+
+@pytest.mark.parametrize(
+    ("mode", "powers"), [("up", [2, 2, 4]), ("down", [1, 1, 2]), ("nearest", [1, 2, 4])]
+)
+def test_cast_like_rounds_as_stated(mode, powers):
+    kind = ml_dtypes.float8_e8m0fnu
+    inputs = {"x": f32(1.25, 1.75, 3), "like": np.ones(1, kind)}
+    y = np.array(powers, kind)
+    node = helper.make_node("CastLike", [*inputs], ["y"], round_mode=mode)
+    verify(model_of([node], inputs, {"y": y}, 25), inputs, [y])
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "reason"),
+    [
+        ("LinearClassifier", {"classlabels_ints": [7]}, "not among the class labels"),
+        ("LinearClassifier", {"classlabels_strings": ["a"]}, "not among the class labels"),
+        ("SVMClassifier", {"classlabels_ints": [7, 9], "rho": [0.5]}, "no document states"),
+    ],
+)
+def test_classifier_whose_labels_no_document_defines_is_not_judged(operator, attributes, reason):
+    x, domain = f32([1, 2], [-3, 4]), "ai.onnx.ml"
+    coefficients = [1.0, 2.0] * len(*(v for k, v in attributes.items() if k.startswith("class")))
+    node = helper.make_node(
+        operator, ["x"], ["y", "z"], domain=domain, coefficients=coefficients, **attributes
+    )
+    model = model_of([node], {"x": x}, {"y": np.zeros(2, np.int64), "z": x}, 1, domain)
+    with pytest.raises(NoReferenceError, match=reason):
+        condition(model, {"x": x})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])

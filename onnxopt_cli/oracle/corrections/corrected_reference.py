@@ -80,6 +80,7 @@ _LARGEST_INTEGER = 2.0**63
 # The value PROBIT of the attribute post_transform. In TreeEnsemble, the attribute is a number; in
 # all other operators, it is a text.
 _PROBIT = (b"PROBIT", 4)
+_LINEAR_CLASSIFIERS = frozenset({"LinearClassifier", "SVMClassifier"})
 # A coordinate is replaced by an integer if their distance is at most this number.
 _COORDINATE_TOLERANCE = 1e-9
 
@@ -187,6 +188,11 @@ def unsupported_reason(node: onnx.NodeProto) -> str:
         return "ignores the axis along which operands are broadcast"
     if node.op_type == "SVMClassifier" and len(attributes.get("prob_a", ())) > 1:
         return "combines the probabilities of more than two classes incorrectly"
+    if node.op_type == "SVMClassifier" and not any(attributes.get("vectors_per_class", ())):
+        return "computes scores without support vectors by a formula that no document states"
+    labels = [*attributes.get("classlabels_ints", ()), *attributes.get("classlabels_strings", ())]
+    if node.op_type in _LINEAR_CLASSIFIERS and len(labels) == 1:
+        return "returns labels that are not among the class labels"
     if (
         node.op_type.endswith("Pool")
         and attributes.get("ceil_mode")
@@ -499,6 +505,24 @@ def _with_integer_factors(original: Any, a: Array, b: Array, c: Any, *factors: f
     # In an unsigned type, negative factors wrap around, and so do products and sums.
     integer_factors = [np.array(int(factor)).astype(a.dtype) for factor in factors]
     return np.asarray(original(a, b, c, *integer_factors))
+
+
+@replaces("op_gemm.Gemm_6._run")
+def _with_scaled_bias(
+    node: Any, original: Any, a: Array, b: Array, c: Array, beta: float, **attributes: Any
+) -> Any:
+    """Multiply C by beta. The reference ignores beta unless the attribute ``broadcast`` is set."""
+    return original(node, a, b, c * c.dtype.type(beta), beta=1.0, **attributes)
+
+
+@replaces("op_cast_like.CastLike_19._run", "op_cast_like.CastLike_25._run")
+def _cast_like(
+    _node: Any, _original: Any, x: Array, like: Array, saturate: int, round_mode: str = "up"
+) -> tuple[Array]:
+    """Support ``round_mode``."""
+    element_type = helper.np_dtype_to_tensor_dtype(like.dtype)
+    cast = reference_modules().op_cast_like.cast_to
+    return (cast(x, element_type, bool(saturate), round_mode),)
 
 
 @replaces("op_quantize_linear._CommonQuantizeLinear._run")

@@ -55,8 +55,13 @@ def _scaled(node: Any, original: Any, x: Array, **attributes: Any) -> tuple[Arra
 
 
 @replaces("aionnxml.op_feature_vectorizer.FeatureVectorizer._run")
-def _vectorized(node: Any, original: Any, *operands: Array, **attributes: Any) -> tuple[Array]:
-    (y,) = original(node, *operands, **attributes)
+def _vectorized(
+    node: Any, original: Any, *operands: Array, inputdimensions: Any = None
+) -> tuple[Array]:
+    """Concatenate rows. A vector is a single row, not a column as in the reference."""
+    rows = [np.atleast_2d(operand) for operand in operands]
+    lengths = inputdimensions or [row.shape[1] for row in rows]
+    (y,) = original(node, *rows, inputdimensions=lengths)
     return (in_single(y),)
 
 
