@@ -21,6 +21,9 @@ _SUFFICIENT_DIGITS = 8
 # Limits are multiplied by this factor, because they are computed and compared with rounding errors
 # in double.
 _COMPUTATION = 1 + 1e-7
+#: The tolerance of 16-bit outputs, as a multiple of the condition estimate. It is smaller than for
+#: float32, because 16-bit outputs are computed in float32 and rounded to 16 bits once.
+SHORT_UNITS = 4.0
 
 
 class Provenance(StrEnum):
@@ -148,7 +151,8 @@ class ErrorBound:
         if not self.factor:
             return f"exact ({self.provenance})"
         if self.provenance is Provenance.CONDITIONED:
-            return f"{self.factor:g} times the condition estimate ({self.provenance})"
+            arithmetic = " for computation in float32" if self.factor == SHORT_UNITS else ""
+            return f"{self.factor:g} times the condition estimate{arithmetic} ({self.provenance})"
         return f"{self.factor:g} times the error bound of the formula ({self.provenance})"
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from onnx import defs
 
+from onnxopt_cli.core.tolerance import SHORT_UNITS
 from onnxopt_cli.oracle.corrections.contested import CONTESTED
 from onnxopt_cli.oracle.corrections.corrected_reference import operators
 from onnxopt_cli.oracle.function_body import has_stable_body
 from onnxopt_cli.oracle.patching import is_acceleration
 from onnxopt_cli.oracle.reference_code import reference_functions
-from onnxopt_cli.oracle.rounding.injection import SHORT_UNITS, UNITS
+from onnxopt_cli.oracle.rounding.injection import UNITS
 from onnxopt_cli.oracle.rounding.node_kinds import NodeKind, listed_kind
 from onnxopt_cli.oracle.rounding.operator_identities import IDENTITIES
 

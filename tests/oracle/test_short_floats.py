@@ -209,3 +209,31 @@ def test_partial_sum_of_16_bits_may_overflow(operator):
     for special in (np.nan, -np.inf):
         assert wrong_elements(inputs, [special, exact[1]], (operator, {})) == 1
     assert wrong_elements(inputs, [exact[0], np.inf], (operator, {})) == 1
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN])
+@pytest.mark.parametrize("operator", ["Gemm", "Conv", "ConvTranspose"])
+def test_product_may_be_rounded_before_an_addend(operator, dtype):
+    random = np.random.default_rng(0)
+    a, b = random.normal(size=(200, 5)), random.normal(size=(5, 60))
+    a, b = a.astype(dtype).astype("f"), b.astype(dtype).astype("f")
+    alpha, beta, attributes = 1.0, 1.0, {}
+    if operator == "Gemm":
+        alpha, beta = -1.5, 0.75
+        attributes = {"alpha": alpha, "beta": beta}
+    # The addend cancels many of the products.
+    product = alpha * (a @ b)
+    c = (-product[0] / beta * (1 + 0.01 * random.normal(size=60))).astype(dtype)
+    if operator == "Gemm":
+        inputs = {"a": a, "b": b}
+    elif operator == "Conv":
+        inputs = {"a": a.reshape(200, 5, 1), "b": b.T.reshape(60, 5, 1)}
+    else:
+        inputs = {"a": a.reshape(200, 5, 1), "b": b.reshape(5, 60, 1)}
+    inputs = {name: value.astype(dtype) for name, value in inputs.items()} | {"c": c}
+    rounded = (a @ b).astype(dtype) * dtype.type(alpha)
+    staged = (rounded + c * dtype.type(beta)).astype("f")
+    assert wrong_elements(inputs, staged, (operator, attributes)) == 0
+    # An error of 16 roundings of each product is far too large.
+    wrong = staged + 16 * float(ml_dtypes.finfo(dtype).eps) / 2 * np.abs(product)
+    assert wrong_elements(inputs, wrong, (operator, attributes)) > 0.9 * wrong.size

@@ -683,7 +683,7 @@ def rounded_down(folder):
     ("write_case", "rule"),
     [
         (softmax, "16 times the condition estimate (conditioned)"),
-        (cast_to_half, "4 times the condition estimate (conditioned)"),
+        (cast_to_half, "4 times the condition estimate for computation in float32 (conditioned)"),
         (rounded_down, "allowed: exact (conditioned)"),
     ],
 )

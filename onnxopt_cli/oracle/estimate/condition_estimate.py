@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxopt_cli.core.tolerance import SHORT_UNITS
 from onnxopt_cli.core.values import Array, Value, structure_of
 from onnxopt_cli.interpret.gradient.reverse_mode import has_gradient
 from onnxopt_cli.operators.nodes import all_nodes, operator_names, plain_domain
@@ -81,7 +82,7 @@ from onnxopt_cli.oracle.estimate.shared_prefix import SharedPrefix
 from onnxopt_cli.oracle.evaluator import Compute, ReferenceModel, finite_like
 from onnxopt_cli.oracle.function_body import CALLED, published_body, subtracting_operators
 from onnxopt_cli.oracle.patching import corrected, replaced
-from onnxopt_cli.oracle.rounding.injection import SHORT_UNITS, SINGLE_ROUNDOFF, UNITS
+from onnxopt_cli.oracle.rounding.injection import SINGLE_ROUNDOFF, UNITS
 from onnxopt_cli.oracle.rounding.intermediate_values import (
     GRIDS,
     coordinate_errors,

@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy as np
 from onnx import helper
 
+from onnxopt_cli.core.tolerance import SHORT_UNITS
 from onnxopt_cli.core.values import Array, structure_of
 from onnxopt_cli.oracle.rounding.injection import (
-    SHORT_UNITS,
     SINGLE_ROUNDOFF,
     UNITS,
     largest_magnitude,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from onnxopt_cli.core.tolerance import SHORT_UNITS
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.operators.nodes import all_nodes
 from onnxopt_cli.oracle.corrections.contested import questions_at
@@ -34,7 +35,6 @@ from onnxopt_cli.oracle.evaluator import (
 from onnxopt_cli.oracle.excluded_inputs import excluded_input
 from onnxopt_cli.oracle.rounding.exponentials import OPERATORS, in_one_pass
 from onnxopt_cli.oracle.rounding.injection import (
-    SHORT_UNITS,
     SINGLE_ROUNDOFF,
     Injector,
     RoundingSite,

@@ -28,6 +28,7 @@ import ml_dtypes
 import numpy as np
 from onnx import helper
 
+from onnxopt_cli.core.tolerance import SHORT_UNITS
 from onnxopt_cli.core.values import Array, describe, total_bytes
 from onnxopt_cli.oracle.evaluator import SHORT_SUM, Compute, Visitor, compute_only
 from onnxopt_cli.oracle.rounding.device_functions import DEVICE_FUNCTIONS, device_error
@@ -64,7 +65,9 @@ from onnxopt_cli.oracle.rounding.scales import (
     window_scale,
 )
 from onnxopt_cli.oracle.rounding.short_floats import (
+    ADDEND,
     CHAINED,
+    WITH_ADDEND,
     InSingle,
     accumulates_in_single,
     takes_exact_operands,
@@ -92,9 +95,6 @@ from onnxopt_cli.oracle.widen import ROUNDOFF, is_wide, smallest_normal
 MATH = {"tf32": 2.0**-11, "bf16": 2.0**-8, "float16-sums": 2.0**-11}
 #: The tolerance in units. One unit is the largest movement of an element by a rounding.
 UNITS = 16.0
-#: The tolerance of 16-bit outputs in units. It is smaller than for float32, because 16-bit outputs
-#: are computed in float32 and rounded to 16 bits once.
-SHORT_UNITS = 4.0
 DOUBLE_ROUNDOFF, SINGLE_ROUNDOFF = 2.0**-53, 2.0**-24
 
 # A model of doubles is perturbed by 2^27 roundings of double, that is, by 2^-26. The effect of a
@@ -387,6 +387,10 @@ class SiteRecorder:
         if node.op_type in CHAINED and roundoff > SINGLE_ROUNDOFF:
             units = UNITS if self._math == "float16-sums" else SHORT_UNITS
             return [_partial_sums_error(compute, operands, outputs[0]) / units]
+        addend_error = 0.0
+        if node.op_type in WITH_ADDEND and roundoff > SINGLE_ROUNDOFF:
+            units = UNITS if self._math == "float16-sums" else SHORT_UNITS
+            addend_error = _addend_error(node, compute, operands, outputs[0]) / units
         scale = _SCALES_OF_OPERATORS.get(node.op_type) or _SCALES_OF_KINDS.get(kind)
         if kind is NodeKind.WINDOW:
             scale = partial(window_scale, roundoff=roundoff)
@@ -398,7 +402,7 @@ class SiteRecorder:
         if roundoff > SINGLE_ROUNDOFF and self._math != "float16-sums":
             # 16-bit operands are accumulated in float32.
             share *= SINGLE_ROUNDOFF / roundoff * UNITS / SHORT_UNITS
-        return [share * scale(node, operands, outputs[0])]
+        return [share * scale(node, operands, outputs[0]) + addend_error]
 
 
 class Injector:
@@ -678,6 +682,22 @@ def _partial_sums_error(compute: Compute, operands: Sequence[Any], output: Array
     partial_sums = min(max(0, count - 2), UNITS * sum_roundings(count))
     (magnitudes,) = compute(*map(np.abs, operands))
     return np.asarray(partial_sums * np.where(np.isfinite(output), magnitudes, 0.0))
+
+
+def _addend_error(node: Any, compute: Compute, operands: Sequence[Any], output: Array) -> Any:
+    """Return the error if a product is rounded before C or the bias is added.
+
+    The product is also rounded before it is multiplied by alpha, and C after it is multiplied by
+    beta. The error is in units of the unit roundoff.
+    """
+    if len(operands) <= ADDEND or operands[ADDEND] is None:
+        return 0.0
+    factors = {item.name: item.f for item in node.onnx_node.attribute}
+    (product,) = compute(*operands[:ADDEND])
+    error = np.abs(product) * (1 + (factors.get("alpha", 1.0) != 1))
+    if factors.get("beta", 1.0) != 1:
+        error += np.abs(output - product)
+    return np.where(np.isfinite(error), error, 0.0)
 
 
 def _operand_roundoff(op_type: str, node_class: NodeClass, roundoff: float, math: str) -> float:

@@ -2,7 +2,8 @@
 
 onnx's reference accumulates in 16 bits. An overflow or underflow in the reference's results
 therefore does not show that a correct backend overflows. The exceptions are ``Sum`` and ``Mean``,
-which may add whole tensors in 16 bits, one after the other, like a chain of ``Add``.
+which may add whole tensors in 16 bits, one after the other, like a chain of ``Add``. ``Gemm`` and
+convolutions may round a product before they add C or a bias, like ``MatMul`` followed by ``Add``.
 ``docs/conditioned.md`` states the rules.
 """
 
@@ -28,6 +29,9 @@ _STAGED = frozenset(
 )
 #: Operators that add tensors one after the other. Each partial sum may have the model's own type.
 CHAINED = frozenset({"Mean", "Sum"})
+#: Operators that add C or a bias to a product, which may be rounded to the model's own type before.
+#: ``ADDEND`` is the index of C and of the bias among the operands.
+WITH_ADDEND, ADDEND = frozenset({"Conv", "ConvTranspose", "Gemm"}), 2
 #: Operators whose published bodies round the exponents to the model's own type. In these bodies, no
 #: terms cancel.
 SHIFTED = frozenset({"Softmax", "LogSoftmax", "SoftmaxCrossEntropyLoss"})
