@@ -593,6 +593,24 @@ def momentum(operands: Operands, attributes: Attributes, version: int) -> Sequen
     return [*positions, *velocities]
 
 
+def tree_classifier(operands: Operands, attributes: Attributes, version: int) -> Sequence[Tensor]:
+    """Return the label with the largest score for each sample, and the scores."""
+    del version
+    _require(attributes, nodes_treeids=[0] * len(attributes["nodes_nodeids"]))
+    (samples,) = map(_exact, operands)
+    labels = attributes["classlabels_int64s"]
+    scores = np.zeros((len(samples), len(labels)))
+    votes = [attributes[f"class_{name}"] for name in ("nodeids", "ids", "weights")]
+    for sample, score in zip(samples, scores, strict=True):
+        node = 0
+        while attributes["nodes_modes"][node] != b"LEAF":
+            holds = sample[attributes["nodes_featureids"][node]] <= attributes["nodes_values"][node]
+            node = attributes["nodes_truenodeids" if holds else "nodes_falsenodeids"][node]
+        for leaf, place, weight in zip(*votes, strict=True):
+            score[place] += weight * (leaf == node)
+    return [np.array(labels)[scores.argmax(axis=1)], scores]
+
+
 #: The functions by operator.
 OPERATORS: Mapping[str, Function] = {
     "Abs": lambda operands, *_: [np.abs(operands[0])],
@@ -647,6 +665,7 @@ OPERATORS: Mapping[str, Function] = {
     "Squeeze": lambda operands, attributes, _: [operands[0].squeeze(tuple(attributes["axes"]))],
     "Tile": lambda operands, *_: [np.tile(operands[0], [int(count) for count in operands[1]])],
     "TopK": top_k,
+    "TreeEnsembleClassifier": tree_classifier,
     "Unique": unique,
     "Where": lambda operands, *_: [np.where(*operands)],
 }

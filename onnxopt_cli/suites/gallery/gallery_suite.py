@@ -27,7 +27,7 @@ from onnxopt_cli.errors import Fault
 #: The name of the suite.
 GALLERY = "gallery"
 #: The version of the suite. Increment the version when a row is added, removed or changed.
-VERSION = "2"
+VERSION = "3"
 #: A value in a row: an element, or a mapping with one of the keys ``shape``, ``type`` and ``text``.
 Observation: TypeAlias = float | int | bool | Mapping[str, Any]
 #: A function that takes the name of a suite and the stem of an operator's file, and returns the
