@@ -305,6 +305,7 @@ class Findings:
             results,
             cases,
             seconds=seconds,
+            query_seconds=0.0,
             ask=lambda _, model, inputs: run_on(self._executor, model, inputs),
         )
         return explanations[0] if explanations else None

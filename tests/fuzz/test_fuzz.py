@@ -20,7 +20,7 @@ from places import PLUGINS
 
 from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.config.run_config import Execution, Isolation, Limits, LoweringMode
-from onnxopt_cli.fuzz import drawn_examples, random_graph, search
+from onnxopt_cli.fuzz import drawn_examples, findings, random_graph, search
 from onnxopt_cli.fuzz.choices import Source
 from onnxopt_cli.fuzz.drawn_examples import GeneratedExample, draw_node
 from onnxopt_cli.fuzz.driver import Task
@@ -413,6 +413,19 @@ def test_unknown_operator_is_wrong_usage(onnxopt, workplace):
 
 def test_backend_that_does_not_start_ends_the_search(onnxopt, workplace):
     assert onnxopt("fuzz", "-b", "onnxruntime,provider=Nowhere").code == 4
+
+
+def test_explanation_of_a_finding_keeps_to_the_time_limit(fuzz, monkeypatch):
+    limits = []
+
+    def explain(*_, seconds, query_seconds, **__):
+        limits.append(seconds + query_seconds)
+        return []
+
+    monkeypatch.setattr(findings, "explain", explain)
+    options = ("--isolation", "none", "--examples", "20", "--explain-time", "3")
+    fuzz(injected("WrongType"), *options, explain=True)
+    assert limits == [3]
 
 
 @pytest.mark.slow
