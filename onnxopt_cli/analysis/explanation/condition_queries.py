@@ -305,6 +305,24 @@ class ConditionQueries(ConditionFitting):
                 if is_met or self._mistake:
                     yield candidate
 
+    def _fails_elsewhere(self, condition: Condition) -> bool:
+        """Return whether a variation of a failing input fails without meeting a condition.
+
+        In the variations, a scalar or an attribute has another value. The first variation that
+        fails is added to the samples.
+        """
+        failing = [each for each in self._samples if each.failed]
+        for base in failing[:: -(-len(failing) // _DIRECTED_BASES)]:
+            for _, _, call in with_other_numbers(base.call):
+                branches = [Branch(array, _visible_limit(array)) for array in evaluate(call)]
+                if self._meets([condition], self._sampled(call, branches)):
+                    continue
+                sample = self._submitted(call)
+                if sample and sample.failed and not self._meets([condition], sample):
+                    self._samples.append(sample)
+                    return True
+        return False
+
     def _outcomes(self, conditions: Sequence[Condition]) -> Iterator[tuple[bool, bool]]:
         """Submit new inputs; yield whether each input meets the conditions and whether it fails."""
         remaining = Counter({True: SUBMITTED_TO_PROVE, False: SUBMITTED_TO_PROVE})

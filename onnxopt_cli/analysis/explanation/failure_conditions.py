@@ -366,13 +366,22 @@ class _Search(ConditionQueries):
         self._fit()
         if sum(each.failed for each in self._samples) <= 2 * _MIN_SUPPORT:
             return None
-        condition = self._best_necessary()
-        if condition and condition.gap:
-            self._paths = [ConditionPath((condition,), condition.cost, 0.0, 0)]
-            self._sharpen()
+        for _ in range(PROOFS):
             condition = self._best_necessary()
-        if condition is None or self._is_common([condition]):
-            return None
+            if condition and condition.gap:
+                self._paths = [ConditionPath((condition,), condition.cost, 0.0, 0)]
+                self._sharpen()
+                condition = self._best_necessary()
+            if condition is None or self._is_common([condition]):
+                return None
+            if not self._fails_elsewhere(condition):
+                return self._only_where(condition)
+            # The new failing input refutes this condition, but another one may cover all of them.
+            self._fit()
+        return None
+
+    def _only_where(self, condition: Condition) -> FailureCondition | None:
+        """Return the statement that only inputs which meet a condition fail, if it is supported."""
         met = Counter(self._outcomes([condition]))
         inside = met[True, True] + met[True, False]
         outside = met[False, True] + met[False, False]

@@ -35,7 +35,7 @@ RATES = (0.0, 1.0, -0.1, 0.1, 1e-3, 0.5, 3.0, 1e-7, 2e4)
 # types of 4 digits do not contain 17 and 100, bfloat16 does not contain 259, and float16 does not
 # contain 2051. The range of float16 excludes 70001, 1e5 and 1e-9.
 _FEW_STEPS = (0, 1, 2, 10, 17, 100, 259, 1001, 2051, 70001, 10**6 + 1, 2**31 + 5, -1)
-_FEW_RATES = (0.0, 1.0, -0.5, 1e-9, 1e-3, 0.5, 0.999, 20.0, 1e5)
+_FEW_RATES = (0.0, 1.0, -0.5, 1e-9, 1e-3, 0.5, 0.999, 20.0, 1001.0, 1e5)
 _ATTRIBUTE_VALUES = (0.0, 1.0, -0.5, 0.25, 0.5, 0.9, 0.99, 0.999, 1e-3, 1e-6, 1.5, 20.0)
 #: Values that are tried for an attribute. They are fractions of the interval from its lower limit
 #: (0) to its upper limit (1).

@@ -8,6 +8,7 @@ from itertools import product
 from math import ceil, comb
 from random import Random
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -518,6 +519,34 @@ def test_directed_variations_do_not_support_a_condition(monkeypatch, is_refuting
     assert [*search._directed_variations(search._paths[0].conditions)]
     search._survives_proof()
     assert len(search._samples) == 2 + is_refuting
+
+
+def with_short_alpha(call):
+    """Return the outputs of a backend that reads alpha as a bfloat16."""
+    alpha = float(ml_dtypes.bfloat16(call.attributes["alpha"]))
+    return evaluate(replace(call, attributes={**call.attributes, "alpha": alpha}))
+
+
+@pytest.mark.parametrize(("backend", "is_refuted"), [(with_short_alpha, True), (evaluate, False)])
+def test_necessary_condition_is_refuted_by_another_value_of_an_attribute(backend, is_refuted):
+    """All failing inputs have an alpha that is not an integer, but bfloat16 has no 1001 either."""
+    calls = [
+        replace(sized_call(3), attributes={**sized_call(3).attributes, "alpha": alpha})
+        for alpha in (0.3, 0.7, 0.5, 1.0, 2.0)
+    ]
+    samples = [
+        sample(call, [each.branch for each in bound(call)], with_short_alpha(call))
+        for call in calls
+    ]
+    search = _Search(samples, backend, None)
+    search._fit()
+    everything = (np.ones(elements.shape[1], bool) for elements in (search._wrong, search._right))
+    (condition,) = (
+        condition
+        for condition in search._level(*everything).conditions
+        if condition.text == "alpha is not an integer"
+    )
+    assert search._fails_elsewhere(condition) is is_refuted
 
 
 def test_inputs_that_meet_one_condition_are_copied():
