@@ -20,6 +20,9 @@ FIRST_INPUTS = 2
 #: of 11 inputs would be right with a probability of 3 %.
 MIN_REPAIRED = 9
 MIN_REPAIRED_SHARE = 0.75
+#: Beside a change that helps in all inputs, another change is stated only if it helps in this share
+#: of the inputs.
+MIN_SHARE_BESIDE_CERTAIN = 0.9
 #: The change must help in at least MIN_SHARE_OF_FAILURES of the failing inputs. Changes that help
 #: in most failing inputs are stated first.
 MIN_SHARE_OF_FAILURES = 1 / 3
@@ -61,6 +64,11 @@ class Counterfactual:
     order: int
     repaired: list[int] = field(default_factory=list)
     tried: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the tried inputs for which the backend is right after the change."""
+        return len(self.repaired) / max(1, self.tried)
 
     @property
     def is_open(self) -> bool:
@@ -108,7 +116,7 @@ def find_counterfactuals(
         counterfactual
         for counterfactual in counterfactuals.values()
         if len(counterfactual.repaired) >= MIN_REPAIRED
-        and len(counterfactual.repaired) >= MIN_REPAIRED_SHARE * counterfactual.tried
+        and counterfactual.share >= MIN_REPAIRED_SHARE
         and len(counterfactual.repaired) >= MIN_SHARE_OF_FAILURES * len(failing)
     ]
     common.sort(key=lambda each: (2 * len(each.repaired) < len(failing), each.order))
@@ -118,9 +126,9 @@ def find_counterfactuals(
         if len(counterfactual.repaired) > len(rival.repaired):
             best[counterfactual.aspect] = counterfactual
     stated = [*best.values()]
-    # A change that always helps is stated without those that do not.
-    always = [each for each in stated if len(each.repaired) == each.tried]
-    return (always or stated)[:MAX_STATED]
+    if any(each.share == 1 for each in stated):
+        stated = [each for each in stated if each.share >= MIN_SHARE_BESIDE_CERTAIN]
+    return stated[:MAX_STATED]
 
 
 def _batches(count: int) -> Iterator[tuple[int, int]]:

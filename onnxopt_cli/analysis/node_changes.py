@@ -131,10 +131,10 @@ def _floats(array: Array) -> Iterator[tuple[str, Array]]:
 
 def _strings(array: Array) -> Iterator[tuple[str, Array]]:
     changes: dict[str, Callable[[str], str]] = {
-        "all characters of {} are ASCII": lambda text: (
+        "no character of {} is outside ASCII": lambda text: (
             text.encode("ascii", "replace").decode().replace("?", "q")
         ),
-        "all characters of {} are in lower case": str.lower,
+        "no letter of {} is in upper case": str.lower,
         "no element of {} is empty": lambda text: text or "q",
         "no element of {} is longer than one character": lambda text: text[:1],
     }

@@ -120,6 +120,15 @@ def test_changes_of_a_node_concern_its_optional_inputs_and_broadcast_shapes():
     assert texts["data_0_1 has the shape to which it is broadcast"].operand(1).shape == (3,)
 
 
+def test_changes_of_strings_concern_their_characters():
+    texts = np.array(["é", "B"], object)
+    node = node_of("StringConcat(X, Y)", 20, X=texts, Y=texts[::-1])
+    changes = {change.text: change.changed for change in single_changes(node)}
+    ascii_only = changes["no character of any input is outside ASCII"]
+    assert [value.tolist() for value in ascii_only.operands] == [["q", "B"], ["B", "q"]]
+    assert changes["no letter of X is in upper case"].operand(0).tolist() == ["é", "b"]
+
+
 def adam_call(tensors=2):
     operator = registry().find("ai.onnx.preview.training", "Adam")
     x = np.array([[1, -2], [np.nan, 0.5]], np.float32)
