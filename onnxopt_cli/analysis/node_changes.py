@@ -5,7 +5,6 @@ Each change leaves everything else equal. The changed nodes need not be valid.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from itertools import combinations
@@ -46,9 +45,7 @@ def single_changes(node: BoundNode) -> _Changes:
         for place, name, array in few:
             for text, changed in without_values(array):
                 if not is_same(changed, array):
-                    yield SingleChange(
-                        text.format(name), text.format(name), node.with_operand(place, changed)
-                    )
+                    yield SingleChange(text, text.format(name), node.with_operand(place, changed))
         yield from _relations(node)
         yield from _attributes(node)
         yield from _parameters(node)
@@ -188,16 +185,15 @@ def _relations(node: BoundNode) -> _Changes:
 
 def _in_several_inputs(node: BoundNode) -> _Changes:
     """Yield changes after which no input has values of a class, or large or small numbers."""
-    counts: Counter[str] = Counter()
     changed_nodes: dict[str, SingleChange[BoundNode]] = {}
-    for place, _, array in _tensors(node)[:_MAX_CHANGED]:
+    tensors = _tensors(node)[:_MAX_CHANGED]
+    for place, _, array in tensors if len(tensors) > 1 else ():
         for aspect, text, changed in changes_without(ANY_INPUT, array):
             if not is_same(changed, array):
-                counts[text] += 1
                 earlier = changed_nodes[text].changed if text in changed_nodes else node
                 new = earlier.with_operand(place, changed)
                 changed_nodes[text] = SingleChange(aspect, text, new)
-    yield from (change for text, change in changed_nodes.items() if counts[text] > 1)
+    yield from changed_nodes.values()
 
 
 def changes_without(name: str, array: Array) -> Iterator[tuple[str, str, Array]]:
@@ -207,7 +203,7 @@ def changes_without(name: str, array: Array) -> Iterator[tuple[str, str, Array]]
     """
     for text, changed in without_values(array):
         if text.startswith("no "):
-            yield text.format(name), text.format(name), changed
+            yield text, text.format(name), changed
     yield from limited_magnitudes(name, array)
 
 
@@ -231,11 +227,11 @@ def limited_magnitudes(name: str, array: Array) -> Iterator[tuple[str, str, Arra
     for words, limit in _LARGEST_MAGNITUDES.items():
         values = signs * limit * fractions
         text = f"no magnitude of {name} exceeds {words}"
-        limited.append((f"large {name}", text, finite & (size > limit), values))
+        limited.append(("large", text, finite & (size > limit), values))
     for words, limit in _SMALLEST_MAGNITUDES.items() if _is_float(array) else ():
         values = signs * limit / fractions
         text = f"no magnitude of {name} is below {words}"
-        limited.append((f"small {name}", text, finite & (size > 0) & (size < limit), values))
+        limited.append(("small", text, finite & (size > 0) & (size < limit), values))
     for aspect, text, mask, values in limited:
         if mask.any():
             new_values = values if _is_float(array) else np.trunc(values)

@@ -61,7 +61,7 @@ _LONGEST_NAMED_RANK = 5
 # An input with at most _MAX_PARAMETERS integers is probably a parameter, such as axes, sizes or
 # pads.
 _MAX_PARAMETERS = 16
-_SHORT_BITS = 16
+_SHORT_BITS, _LONG_BITS = 16, 64
 # Sizes of integer types that a trait names. 16 and 32 bits are not named, because faults are rarely
 # confined to all integers of such a size.
 _NAMED_BITS = frozenset({8, 64})
@@ -588,6 +588,10 @@ def _types_of(name: str, value: Array, cost: float) -> Iterator[Trait]:
                 f"{name} is an integer of {bits} bits", cost + 0.04,
             ),
             (value.dtype != np.float32, f"{name} is not float32", cost + 0.06),
+            (
+                (is_float or is_whole_bytes) and bits == _LONG_BITS,
+                f"{name} has elements of 64 bits", cost + 0.07,
+            ),
         )
     )  # fmt: skip
 

@@ -280,6 +280,9 @@ def test_features_of_a_node_name_its_type_attribute_and_version():
     assert {"the operator has at least version 9", "the operator has a version before 13"} <= texts
     assert "the operator has at least version 13" not in texts
     assert "input is float16, float32 or float64" in texts
+    assert "input has elements of 64 bits" not in texts
+    of_doubles = node_traits(BoundNode.of(model, {"x": x.astype(np.float64)}), {"y": x > 0})
+    assert "input has elements of 64 bits" in {trait.text for trait in of_doubles}
 
 
 def test_features_of_a_node_compare_axes_attributes_and_values():
