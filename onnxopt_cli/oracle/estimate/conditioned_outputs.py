@@ -199,8 +199,6 @@ def _float_output(
     """Return the expected values of a floating-point output."""
     roundoff, tiny = ROUNDOFF[native.dtype], smallest_normal(native.dtype)
     rounding = _without_infinity(roundoff * np.abs(exact).astype(np.float64, copy=False))
-    # 16-bit terms are accumulated in float32.
-    accumulated = rounding * min(1.0, SINGLE_ROUNDOFF / roundoff)
     units = evaluations[0].units
     alternatives: list[tuple[Array, str]] = []
     unit, jumps = _largest_unit(evaluations, exact, rounding)
@@ -208,20 +206,8 @@ def _float_output(
     if unit is None:
         unit = np.zeros(exact.shape)
     else:
-        overflows = any(evaluation.overflows for evaluation in evaluations)
-        underflows = any(evaluation.underflows for evaluation in evaluations)
-        other_outputs = [evaluation.native for evaluation in evaluations]
-        other_outputs += [evaluation.exact for evaluation in evaluations[1:]]
-        for distance, value in _distances(other_outputs, exact):
-            close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
-            if underflows:
-                # Subnormal intermediate results have few significant digits.
-                close |= distance <= np.abs(exact) / _REFORMULATION_UNITS
-            unit = np.where(close, np.maximum(unit, distance * _REFORMULATION_SHARE), unit)
-            infinite = ~np.isfinite(value) & overflows
-            lost = np.isfinite(exact) & (infinite | ((value == 0) & (exact != 0)))
-            if lost.any():
-                alternatives.append((np.where(lost, value, exact), _OUT_OF_RANGE))
+        unit, lost_values = _with_reformulations(unit, evaluations, exact, rounding, tiny)
+        alternatives += [(value, _OUT_OF_RANGE) for value in lost_values]
         unit = _bounded(unit, evaluations[0])
     for distance, value in _distances(
         [v for evaluation in evaluations for v in evaluation.out_of_range], exact
@@ -229,6 +215,8 @@ def _float_output(
         different = distance > _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
         if different.any():
             alternatives.append((np.where(different, value, exact), _OUT_OF_RANGE))
+    # 16-bit terms are accumulated in float32.
+    accumulated_share = min(1.0, SINGLE_ROUNDOFF / roundoff)
     for distance, value in _distances(
         [v for evaluation in evaluations for v in evaluation.sequential], exact
     ):
@@ -238,6 +226,7 @@ def _float_output(
         share = np.minimum(
             _MAX_SEQUENTIAL_ERROR * unit, largest_magnitude(exact) / _SEQUENTIAL_SHARE
         )
+        accumulated = rounding * accumulated_share
         close = distance <= np.maximum(_MAX_SEQUENTIAL_ERROR * accumulated, share)
         different = ~close & (distance <= _MAX_SEQUENTIAL_ERROR * unit)
         if different.any():
@@ -245,7 +234,9 @@ def _float_output(
         unit = np.maximum(unit, np.where(close, distance, 0.0) * 2 / units)
     tolerance = units * unit
     # A device may flush an element to zero if the element may be subnormal.
-    tolerance = tolerance + np.where(np.abs(exact) - tolerance < tiny, tiny, 0.0)
+    may_be_flushed = np.abs(exact) - tolerance < tiny
+    if may_be_flushed.any():
+        tolerance = tolerance + np.where(may_be_flushed, tiny, 0.0)
     alternatives += [
         (value, _ACROSS_RANGE) for value in _across_range(exact, tolerance, native.dtype)
     ]
@@ -257,6 +248,42 @@ def _float_output(
     has_tolerance = any(limit.any() for _, limit in right)
     labels = ("", *(label for _, label in alternatives))
     return ConditionedOutput(right, units=units if has_tolerance else 0.0, labels=labels)
+
+
+def _with_reformulations(
+    unit: Array, evaluations: Sequence[Evaluation], exact: Array, rounding: Array, tiny: float
+) -> tuple[Array, list[Array]]:
+    """Return units that allow for the errors of reformulations, and outputs with lost elements.
+
+    Args:
+        unit: the unit of each element.
+        evaluations: the evaluations of the output by each reformulation.
+        exact: the output in double.
+        rounding: the size of one rounding of each element.
+        tiny: the smallest normal number of the output's type.
+
+    Returns:
+        The units, and the outputs of reformulations in which elements overflow or vanish.
+    """
+    overflows = any(evaluation.overflows for evaluation in evaluations)
+    underflows = any(evaluation.underflows for evaluation in evaluations)
+    other_outputs = [evaluation.native for evaluation in evaluations]
+    other_outputs += [evaluation.exact for evaluation in evaluations[1:]]
+    lost_values = []
+    for distance, value in _distances(other_outputs, exact):
+        share = distance * _REFORMULATION_SHARE
+        if (share > unit).any():
+            close = distance <= _REFORMULATION_UNITS * np.maximum(unit, rounding) + tiny
+            if underflows:
+                # Subnormal intermediate results have few significant digits.
+                close |= distance <= np.abs(exact) / _REFORMULATION_UNITS
+            unit = np.where(close, np.maximum(unit, share), unit)
+        if overflows or not value.all():
+            infinite = ~np.isfinite(value) & overflows
+            lost = np.isfinite(exact) & (infinite | ((value == 0) & (exact != 0)))
+            if lost.any():
+                lost_values.append(np.where(lost, value, exact))
+    return unit, lost_values
 
 
 def _across_range(exact: Array, tolerance: Array, dtype: np.dtype[Any]) -> Iterator[Array]:
@@ -303,6 +330,9 @@ def _largest_unit(
     """
     unit, values, rounds = np.zeros(exact.shape), [], False
     for evaluation in evaluations:
+        if not evaluation.perturbed:
+            rounds |= evaluation.elementwise
+            continue
         moved, jumps = _unit(evaluation, exact)
         rounds |= evaluation.elementwise or bool((moved > 0).any())
         unit = np.maximum(unit, moved)
@@ -355,7 +385,7 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
         # runs, which would hide their error.
         infinite = [np.isinf(value) for _, value in movements]
         unit = np.where(np.isfinite(exact) & np.any(infinite, axis=0), np.inf, unit)
-    return unit / evaluation.step, values
+    return unit if evaluation.step == 1 else unit / evaluation.step, values
 
 
 def may_have_jumped(evaluation: Evaluation) -> bool:
