@@ -141,19 +141,24 @@ def node_contributions(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> l
 
     with corrected():
         try:
-            ReferenceModel(model).run(inputs, record)
-            return _contributions(model, inputs, visited)
+            native_model = ReferenceModel(model)
+            native_model.run(inputs, record)
+            return _contributions(model, native_model, inputs, visited)
         except Exception as error:
             raise NoReferenceError(reference_failure(error)) from error
 
 
 def _contributions(
-    model: onnx.ModelProto, inputs: Mapping[str, Value], visited: Sequence[VisitedNode]
+    model: onnx.ModelProto,
+    native_model: ReferenceModel,
+    inputs: Mapping[str, Value],
+    visited: Sequence[VisitedNode],
 ) -> list[Contribution]:
     """Return the largest contributions to the tolerance of each output, largest first.
 
     Args:
         model: the model, as the reference runs it.
+        native_model: the model in its own types.
         inputs: its inputs.
         visited: its nodes, as they ran in the model's own types.
     """
@@ -164,7 +169,7 @@ def _contributions(
         names.append(_name_of(node))
         return recorder(node, compute, operands, index)
 
-    wide_model = ReferenceModel(model, wide=True)
+    wide_model = ReferenceModel(model, wide=True, like=native_model)
     doubles = {name: widened_value(value) for name, value in inputs.items()}
     exact = wide_model.run(doubles, record)
     sites = recorder.sites
