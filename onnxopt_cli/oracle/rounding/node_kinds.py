@@ -368,6 +368,9 @@ def _terms(
         if counts:
             terms = inputs[place].size * float(np.mean(counts)) / output_size
             most_terms = max(most_terms, terms)
+        if most_terms >= effects.terms and not product:
+            # The other operands change neither result.
+            break
     return most_terms, product
 
 

@@ -35,12 +35,16 @@ class ProductEffects:
         node: the node, as the evaluator prepares it.
         inputs: its inputs, floats as doubles.
         outputs: its outputs.
+
+    Attributes:
+        terms: the number of terms of a sum; infinite if the node is no known product. On average,
+            an output element depends on at most this number of elements of any operand but the
+            first.
     """
 
     def __init__(self, node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._inputs = inputs
         self._factors_of: _FactorsOf | None = None
-        self._least_product = np.inf
+        self._least_product = self.terms = np.inf
         create = _OPERATORS.get(node.op_type)
         arrays = [*inputs, *outputs]
         if create is None or any(getattr(v, "dtype", None) != np.float64 for v in arrays):
@@ -48,10 +52,11 @@ class ProductEffects:
         attributes = {item.name: item for item in node.onnx_node.attribute}
         created = create(attributes, inputs, outputs[0])
         if created is not None:
-            self._factors_of, terms = created
-            first, second, *addends = (float(np.abs(v).max(initial=0.0)) for v in inputs)
+            self._factors_of, self.terms = created
+            # The norm of an operand bounds its elements, and takes less time than the largest one.
+            first, second, *addends = (float(np.linalg.norm(operand)) for operand in inputs)
             alpha, beta = _alpha_and_beta(attributes)
-            largest_sum = abs(alpha) * terms * first * second + abs(beta) * sum(addends)
+            largest_sum = abs(alpha) * self.terms * first * second + abs(beta) * sum(addends)
             self._least_product = _VISIBLE_SHARE * largest_sum
 
     def factors(self, place: int, element: int, distance: float) -> tuple[Array, Array] | None:
@@ -137,16 +142,16 @@ def _of_convolution(
         first, second, *index = map(int, np.unravel_index(element, inputs[place].shape))
         if place == 0:
             group_start = second // channels_of_group * outputs_of_group
-            members = range(group_start, group_start + outputs_of_group)
+            members = np.arange(group_start, group_start + outputs_of_group)
             kernel = [_places_in_kernel(at, *axis) for at, axis in zip(index, axes, strict=True)]
             columns, rows = np.ix_(members, *(k for k, _ in kernel)), (o for _, o in kernel)
             factors = w[:, second % channels_of_group][columns]
             return factors, output[first][np.ix_(members, *rows)]
         channel = first // outputs_of_group * channels_of_group + second
         windows = [_window(at, *axis) for at, axis in zip(index, axes, strict=True)]
-        whole = slice(None)
-        factors = x[(whole, channel, *(read for read, _ in windows))]
-        return factors, output[(whole, first, *(written for _, written in windows))]
+        read: tuple[Any, ...] = (slice(None), channel, *(read for read, _ in windows))
+        written: tuple[Any, ...] = (slice(None), first, *(written for _, written in windows))
+        return x[read], output[written]
 
     return factors_of, w[0].size
 
