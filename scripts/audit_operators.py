@@ -8,11 +8,11 @@ again, so an interrupted audit continues where it ended. The first suite determi
 table. Each other suite adds a column with its mutation score. By default, all operators of the
 suite ``operators`` are audited.
 
-Some mutants agree with the operator on all nodes, although they are not proven equivalent. They are
-counted in the column "equivalent" if they ran on at least 10,000 nodes, and otherwise in the column
-"unresolved". The column "inputs" states the smallest and the largest number of nodes on which an
-unresolved mutant ran. These numbers vary, because the search for an operator is limited by the
-number of nodes and by processor time. The column "least score" counts unresolved mutants as
+Some mutants are not proven equivalent, but agree with the operator on all nodes on which they ran.
+They are counted in the column "equivalent" if they ran on at least 10,000 nodes, and otherwise in
+the column "unresolved". The column "inputs" states the smallest and the largest number of nodes on
+which an unresolved mutant ran. These numbers vary, because the search for an operator is limited by
+the number of nodes and by processor time. The column "least score" counts unresolved mutants as
 surviving.
 
 Some mutants count as equivalent, although a node that was constructed by hand distinguishes them
@@ -45,7 +45,7 @@ from onnxopt_cli.core.files import write_atomically
 from onnxopt_cli.report.audit_report import audit_json
 from onnxopt_cli.suites.operators.operator_suite import selected_seeds
 
-#: States which mutants that count as equivalent were examined by hand, and the result.
+#: The document with the results of an examination by hand of mutants that count as equivalent.
 EXAMINED = Path(__file__).parents[1] / "docs/equivalent-mutants.md"
 #: The script lists the operators with a lower mutation score.
 LEAST_SHARE = 0.9
@@ -92,7 +92,7 @@ class Counts:
 
     @property
     def least_share(self) -> float | None:
-        """The mutation score if unresolved mutants count as surviving; None as in ``share``."""
+        """The mutation score if unresolved mutants survive; None if no mutant is scored."""
         counted = self.counted + self.unresolved
         return self.killed / counted if counted else None
 
@@ -253,10 +253,13 @@ def main() -> None:
         number = sum(further[name] for name, _ in results)
         killed, counted = (totals[suites[0]][key] for key in ("killed", "counted"))
         share = percent(killed / max(1, counted + number))
-        print(f"{share} of the mutants are killed if the {number} not equivalent mutants survive")
+        print(
+            f"{share} of the mutants are killed if the {number} mutants that are not equivalent "
+            "survive"
+        )
     print_low("", {name: counts.share for name, counts in results})
     print_low(
-        " if the not equivalent mutants survive",
+        " if the mutants that are not equivalent survive",
         {name: counts.examined_share(further[name]) for name, counts in results},
     )
     print_low(

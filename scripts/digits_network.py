@@ -239,7 +239,7 @@ def training_step(
 
 
 def _add_forward(graph: GraphBuilder, images: str) -> str:
-    """Add the forward pass, ``sum_i`` and ``hidden_i`` of each layer; return the logits."""
+    """Add the values ``sum_i`` and ``hidden_i`` of each hidden layer i; return the logits."""
     hidden = images
     for layer in LAYERS[:-1]:
         total = _add_layer(graph, layer, hidden, name=f"sum_{layer}")

@@ -137,7 +137,7 @@ def attention(
     is_causal: int = 0,
     **_: Any,
 ) -> Exact:
-    """Return an element of Attention. The bound includes scores, softmax and weighted sums."""
+    """Return an element of Attention. The bound covers scores, softmax and weighted sums."""
     if past_k is not None:
         k, v = np.concatenate((past_k, k), 2), np.concatenate((past_v, v), 2)
     batch, head, row, column = at

@@ -1,4 +1,4 @@
-"""Run every known mistake as a backend, and check that the explanation of its failures names it.
+"""Run every known mistake as a backend, and check that the explanation names the mistake.
 
     python scripts/explain_known_mistakes.py [--sample N] [--seed N] [OPERATOR ...]
 

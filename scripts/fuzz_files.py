@@ -107,7 +107,7 @@ def main() -> int:
 def _damaged_input(
     number: int, seed: int, yaml: list[Seed], directories: list[Seed], hostile: list[Seed]
 ) -> Seed:
-    """Return the input with an index. The first inputs are the handwritten hostile files."""
+    """Return the input with a given index. The first inputs are the handwritten hostile files."""
     if number < len(hostile):
         return hostile[number]
     generator = random.Random(f"{seed}/{number}")  # noqa: S311 - must be reproducible
@@ -133,7 +133,7 @@ def _yaml_seeds() -> list[Seed]:
 
 
 def _directory_seeds() -> list[Seed]:
-    """Return our test directories, and about the same number of small test directories of onnx."""
+    """Return the committed test directories, and about as many small test directories of onnx."""
     committed = sorted((_REPOSITORY / "cases" / "onnx").rglob("model.onnx"))
     published = [
         path

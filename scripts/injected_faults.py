@@ -655,7 +655,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
 
 
 class InexactAttribute(Fault):
-    """A fault that uses the decimal value of an attribute, such as 0.1, without rounding it."""
+    """A fault that uses a decimal attribute, such as 0.1, without rounding its value to float32."""
 
     def _changed_call(self, call: Call[Any], group: int) -> Call[Any]:
         name = self.parameters[0]

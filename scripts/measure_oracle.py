@@ -153,8 +153,9 @@ def measured(path: Path, words: Sequence[str]) -> str:
 def products_alone(model: onnx.ModelProto) -> str:
     """Return a text with the processor time of the matrix products of the perturbed runs.
 
-    NumPy computes the products with the weights of :func:`chain_model`: of the first run in double,
-    and of the differences of the other runs in single precision.
+    NumPy multiplies by the weights of :func:`chain_model`, as an estimate does. The first run
+    multiplies in double. For each other run, its difference from the first run is multiplied in
+    single precision.
     """
     from onnx.reference import ReferenceEvaluator
 

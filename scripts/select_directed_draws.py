@@ -14,8 +14,8 @@ the condition estimate accept it, and if most of its output elements have a narr
 - Long axes: draws are selected until each input and output has a long first, last and inner axis in
   at least one case. A long axis exceeds the blocks of vectorized and parallel loops.
 - High ranks and empty batches: one valid draw is selected, unless another case of the operator has
-  such a tensor. Of the valid draws among the first seeds, the one with the most distinct outputs is
-  selected.
+  a tensor of this kind. Of the valid draws among the first seeds, the one with the most distinct
+  outputs is selected.
 """
 
 from __future__ import annotations

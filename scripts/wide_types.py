@@ -1,12 +1,12 @@
-"""Compare verdicts on doubles with error bounds in long double and in quadruple precision.
+"""Compare the verdicts on doubles by error bounds in long double and in quadruple precision.
 
     python scripts/wide_types.py
 
-The script computes all nodes in ``cases/`` that have double outputs, and their error bounds in both
-types. Each output element is moved up and down by fractions of its error bound, and to the doubles
-next to the bound. The script counts the expected values and the verdicts that differ between the
-two types. The script exits with 1 if a verdict differs on an element that was moved by a fraction
-of its bound.
+The script computes all nodes in ``cases/`` that have double outputs, and the error bounds of these
+outputs in both types. Each output element is moved up and down by fractions of its error bound, and
+to the doubles next to the bound. The script counts the expected values and the verdicts that differ
+between the two types. The script exits with 1 if a verdict differs on an element that was moved by
+a fraction of its bound.
 """
 
 from __future__ import annotations
