@@ -1,4 +1,4 @@
-"""ONNX Runtime's errors: which are about unsupported features, and which are failures."""
+"""ONNX Runtime's errors: some report unsupported features, and all others are failures."""
 
 from __future__ import annotations
 

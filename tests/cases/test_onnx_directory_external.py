@@ -1,4 +1,4 @@
-"""External data of models in test directories: which locations are valid, and which rejected."""
+"""External data of models in test directories: valid and rejected locations."""
 
 from __future__ import annotations
 

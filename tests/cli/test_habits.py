@@ -224,7 +224,7 @@ def test_invalid_options_in_a_log_are_rejected(demo, onnxopt, change):
     (demo / "run.jsonl").write_text(json.dumps(header, separators=(",", ":")) + "\n" + second_line)
     (demo / "vendor.py").write_text("open('ran', 'w')\n" + BACKEND)
     answer = onnxopt("run", "--resume", "run.jsonl")
-    # The change of "patterns" is valid, because any text is a pattern, but it matches no case.
+    # Any text is a valid pattern, so the changed "patterns" are valid, but match no case.
     assert answer.code == (5 if "patterns" in change else 2), answer.text
     assert not {"ran", "out.json"} & {path.name for path in demo.iterdir()}
 

@@ -1,4 +1,4 @@
-"""Each setting is declared once; its option, its JSON form and others follow from this."""
+"""Each setting is declared once; its option, its JSON form and its checks follow from this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators whose formulas tests define, and models of their lowered nodes."""
+"""Operators with the formulas of tests, and models of the lowered nodes of these operators."""
 
 from __future__ import annotations
 

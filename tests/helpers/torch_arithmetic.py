@@ -1,4 +1,4 @@
-"""Evaluates formulas with PyTorch, whose correct results are rounded by independent code."""
+"""Evaluation of formulas with PyTorch, whose arithmetic is independent of NumPy's."""
 
 from __future__ import annotations
 

@@ -135,7 +135,8 @@ def compare_fast_verdict(expected, actual, error_bound, agrees, location):
 def compare_parts(content, location, random, monkeypatch):
     """Judge outputs as complete tensors and in blocks, and check that the diffs are equal.
 
-    Yield for each output whether it has wrong elements, and whether it has an error.
+    Yield two booleans for each output: whether an element is wrong, and whether an element differs
+    from the expected value.
     """
     call = None if content.must_reject else sole_call(content.model, content.inputs)
     if content.trajectory is not None or call is None:

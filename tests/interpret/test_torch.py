@@ -1,4 +1,4 @@
-"""If PyTorch is installed, the results of formulas that it computes are within all tolerances."""
+"""If PyTorch is installed, it computes formulas within all tolerances."""
 
 from __future__ import annotations
 

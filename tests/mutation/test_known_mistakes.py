@@ -1,4 +1,4 @@
-"""Known mistakes, and their outputs for inputs that show the mistake."""
+"""Known mistakes, and their outputs for inputs that reveal them."""
 
 from __future__ import annotations
 

@@ -1028,7 +1028,7 @@ def test_coarse_grid_does_not_widen_the_rounding_of_interpolated_values():
 
 @st.composite
 def windows(draw):
-    """Draw the attributes of windows and an input; each window contains an element of the input."""
+    """Draw the attributes of windows, and an input; no window contains only padding."""
     rank = draw(st.integers(1, 3))
     sizes, kernel, strides, dilations = (
         [draw(st.integers(*limits)) for _ in range(rank)]

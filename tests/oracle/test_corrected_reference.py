@@ -618,7 +618,7 @@ def test_null_character_at_the_end_is_kept(operator, domain, opset, operands, at
 
 @st.composite
 def pools(draw):
-    """Draw an input and the attributes of a pool; each window contains an element of the input."""
+    """Draw an input and the attributes of a pool; no window contains only padding."""
     rank = draw(st.integers(1, 3))
     sizes, kernel, strides, dilations = (
         [draw(st.integers(*limits)) for _ in range(rank)]
@@ -642,9 +642,10 @@ def pools(draw):
 
 
 def windows_of(x, attributes):
-    """Yield pairs: the place of an output, and the list of the elements in its window.
+    """Yield the index of each output element, and a list of the elements in its window.
 
-    An element is a pair of its place and its value. The place is None in the padding.
+    An element of the list is a pair of its index in ``x`` and its value. In the padding, the index
+    is None.
     """
     rank = x.ndim - 2
     kernel, strides, dilations = (

@@ -116,7 +116,7 @@ def test_functions_that_only_compute_a_node_do_not_prepare_it():
     assert not preparing & {"_run", "_run_forward"}
 
 
-def test_uncalled_functions():
+def test_functions_without_a_caller_are_uncalled():
     uncalled = {function.__qualname__ for function in uncalled_functions("", "MaxPool", 22)}
     # A correction replaces the method that would call these functions.
     assert {"MaxPool._max_pool_2d", "CommonPool._run", "_pool"} <= uncalled

@@ -40,8 +40,8 @@ from onnxopt_cli.report.terminal import (
 from onnxopt_cli.report.view.result_view import repeat_command
 from onnxopt_cli.report.view.run_view import RunView
 
-# Matches commands to GitHub, Azure and TeamCity, and attachments of Jenkins and GitLab. CI runners
-# ignore all characters before a command that .NET considers white space.
+# A pattern of commands to GitHub, Azure and TeamCity, and of attachments of Jenkins and GitLab.
+# White space may precede a command. CI runners use .NET's definition of white space.
 COMMAND = re.compile(r"^[\s\u2500-\u259f]*::|##\w*\[|\[\[ATTACHMENT\|", re.MULTILINE)
 TAGS = {"h1", "h2", "p", "table", "thead", "tbody", "tr", "th", "td", "strong", "code", "pre", "ul"}
 TAGS |= {"li", "details", "summary", "sub"}

@@ -18,10 +18,10 @@ from onnxopt_cli.backends.specification import parse_specification
 from onnxopt_cli.core.result import Outcome
 from onnxopt_cli.run.batches import BatchExecutor
 
-# Their cases include elementwise nodes, subgraphs, sequences, optionals, strings and functions.
+# Operators whose cases include subgraphs, sequences, optionals, strings and functions.
 OPERATORS = ("Acos", "Asinh", "Tan", "Cosh", "Celu", "Det", "If", "StringConcat")
-# ``right`` is correct, ``faulty`` and ``wrong`` fail for some operators, and ``misjoins`` fails for
-# joined models.
+# Plugins: ``right`` is correct, ``faulty`` and ``wrong`` fail for some operators, and ``misjoins``
+# fails for models that contain several cases.
 PLUGINS = """\
 import os
 import onnx

@@ -29,7 +29,7 @@ def gallery_rows():
 
 
 def expected_outputs(problem):
-    """Return the published outputs or, without them, outputs by ``scripts/gallery_oracle.py``."""
+    """Return the stored outputs or, if none are stored, those of ``scripts/gallery_oracle.py``."""
     stored = problem.stored or gallery_oracle.right_outputs(problem.model, problem.inputs)
     return {
         output.name: np.asarray(stored[output.name]).astype(

@@ -65,7 +65,8 @@ def test_right_values_are_published_or_computed_independently(runtime):
 
 
 def test_outputs_of_own_cases_are_right():
-    # A loop, because parameters would make every process that collects tests read the cases.
+    # The cases are not parameters of the test, because every process that collects tests would then
+    # read the cases.
     for case in own_cases():
         assert gallery_oracle.case_difference(case) <= 1.0, case.id
 

@@ -50,7 +50,7 @@ def node(signature, number, change, cases=6):
         signature: a pair: the declared inputs and output, and the call of the operator.
         number: the seed of the inputs.
         change: computes the wrong output from the input and the right output.
-        cases: the number of nodes that are cases; a node is generated if ``number`` is not smaller.
+        cases: a node whose ``number`` is below this limit is a case; all others are generated.
     """
     values, call = signature
     model = onnx.parser.parse_model(
@@ -78,7 +78,7 @@ def node(signature, number, change, cases=6):
 
 
 def proven(signature, change, count=40, cases=6, output="", independent=100):
-    """Return the text of the best condition that new nodes confirm; "" without any."""
+    """Return the text of the best condition that new nodes confirm; "" if none is confirmed."""
     samples = [node(signature, number, change, cases) for number in range(count)]
     for sample in samples[cases + independent :]:
         sample.is_independent = False
@@ -434,7 +434,7 @@ def test_limit_is_not_stated_if_no_known_element_is_near(monkeypatch):
 
 @pytest.mark.parametrize(("limit", "is_confirmed"), [(-0.5, True), (-0.2, False)])
 def test_wrong_element_beyond_a_limit_refutes_a_condition(monkeypatch, limit, is_confirmed):
-    """Further nodes fail below another limit; other nodes have few elements between the limits."""
+    """The first nodes have no element near -0.3. Further nodes are wrong below ``limit``."""
 
     def drawn_with_a_gap(seed, shape):
         x = usual(seed, shape)

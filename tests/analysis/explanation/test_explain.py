@@ -43,7 +43,7 @@ def all_cases():
 
 @cache
 def small_trials(operator, step=1):
-    """Return the trials of every ``step``-th case of an operator, except large (slow) cases."""
+    """Return every ``step``-th case of an operator as an audited case; omit large (slow) ones."""
     cases = [case for case in all_cases().values() if case.operators == (operator,)][::step]
     trials, _ = find_trials(cases, Judging())
     return [trial for trial in trials[operator] if trial.call.size < 1000]
@@ -250,7 +250,7 @@ def explanations(path="out.json"):
 
 
 def counted(text):
-    """Return how many cases the parts of an explanation list in total, and how many cases fail."""
+    """Return the sum of the numbers of cases in an explanation, and the number of failing cases."""
     total = re.search(r"(\d+) of (\d+) failing cases", text)
     assert total, text
     listed = text[total.end() :]

@@ -483,7 +483,7 @@ def test_node_in_which_a_fault_may_be_invisible_is_an_exception(x, right, of_cas
 
 @pytest.mark.parametrize(("number", "is_consistent"), [(1.0, False), (1.1, True)])
 def test_short_values_are_an_exception_only_if_nodes_without_them_agree(number, is_consistent):
-    """If all right values are 1, as those of Sign are, the exception would say nothing."""
+    """The exception would say nothing if all right values were short, as those of Sign are."""
     is_float = Trait("X is a float", 1.0)
     samples = nodes(20, is_float, failed=True) + nodes(4, is_float, failed=False)
     for place, sample in enumerate(samples):

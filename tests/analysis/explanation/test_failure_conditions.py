@@ -99,7 +99,7 @@ def threshold_scaled(call):
 
 
 def condition_of(name, fault):
-    """Return the failure condition of a fault, and the samples that the suite gives."""
+    """Return the failure condition of a fault, and the nodes of the operator's suite as samples."""
 
     def submit(call):
         with np.errstate(all="ignore"):
@@ -493,7 +493,7 @@ def sized_call(*sizes):
 
 
 def wrong_from_33(call):
-    """Return V_new wrong if the first tensor has at least 33 elements."""
+    """Return the outputs of a call; V_new is wrong if the first tensor has at least 33 elements."""
     outputs, count = evaluate(call), len(call.groups)
     if call.groups[0][0].size >= 33:
         outputs[count:] = [
@@ -550,7 +550,7 @@ def test_necessary_condition_is_refuted_by_another_value_of_an_attribute(backend
 
 
 def test_inputs_that_meet_one_condition_are_copied():
-    """A single large input, whose second tensor has 40 elements, lacks the first condition."""
+    """Only one input has a large tensor that is not the first tensor."""
     sizes = [(40,), *[(3,)] * 16, (3, 40)]
     search = search_of([sized_call(*each) for each in sizes], wrong_from_33)
     texts = {"the tensor's number is 1", "X has at least 32 elements"}

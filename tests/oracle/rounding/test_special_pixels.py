@@ -62,7 +62,7 @@ def test_pixels_with_a_weight_must_not_be_skipped():
 def test_pixel_beyond_the_radius_has_no_effect():
     pixels = resized([1, 2, 3, 4, INF], 2)
     value = np.full(10, NAN)
-    # The point 3 is the only finite one that is at the distance 1 from the infinity.
+    # The infinite pixel is at the point 4. It affects only the points from 3 on.
     expected = [False] * 6 + [True] * 4
     assert accepts(pixels, LINEAR, value).tolist() == expected
     cubic = {**LINEAR, "mode": "cubic"}

@@ -295,7 +295,7 @@ def test_diff_of_runs_without_a_common_case_says_so_in_one_line(demo, onnxopt):
 
 @pytest.fixture
 def timed(demo, onnxopt):
-    """Return a function that copies a log with other times: ``seconds`` by name of the case."""
+    """Return a function that copies a log, and replaces the times of its cases by ``seconds``."""
     onnxopt(*run_arguments("numpy", "--log", "run.jsonl"))
 
     def call(name, seconds):
