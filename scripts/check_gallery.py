@@ -86,7 +86,7 @@ def check_row(row: Defect, result: Result) -> CheckedRow:
 
 
 def _observed(row: Defect, result: Result) -> Observation | None:
-    """Return the observation of a row (element, shape or type) in a result; None without outputs."""
+    """Return the observation of a row (element, shape or type) in a result, if there is one."""
     for diff, output in zip_longest(result.diffs, result.returned):
         if diff is None or diff.name != row.output:
             continue
