@@ -879,7 +879,7 @@ ATTRIBUTE = """\
         (
             "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
             "half, None",
-            r"found wrong only where |V_new is wrong wherever ",
+            r"found wrong only where |V_new is wrong wherever |right after a single change: ",
         ),
         (
             "rates['alpha'] == 0",
