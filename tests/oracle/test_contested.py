@@ -231,7 +231,22 @@ def hard_swish_case():
     return helper.make_node("HardSwish", ["x"], ["Y"]), {"x": x}, second, first
 
 
+def recurrent_case():
+    inputs = {
+        "x": np.array([[[-2.0]], [[-1.5]]]),
+        "w": np.ones((1, 1, 1)),
+        "r": np.array([[[0.5]]]),
+    }
+    node = helper.make_node("RNN", list(inputs), ["Y"], hidden_size=1, activations=["LeakyRelu"])
+    second, first = (
+        np.array([-2 * alpha, (-1.5 + 0.5 * -2 * alpha) * alpha]).reshape(2, 1, 1, 1)
+        for alpha in (float(np.float32(0.01)), 0.01)
+    )
+    return node, inputs, second, first
+
+
 CASES = {
+    "RNN": recurrent_case,
     "Gemm, beta": gemm_without_bias_case,
     "Gemm, alpha": gemm_without_product_case,
     "InstanceNormalization": normalization_case,
@@ -273,7 +288,8 @@ def stored_cases(request, tmp_path):
     )
     imports = [helper.make_opsetid("", 23), helper.make_opsetid("ai.onnx.ml", 3)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=11)
-    # The reference computes HardSwish by its published body, which is the second reading.
+    # The reference computes HardSwish by its published body, which is the second reading, and
+    # lacks the activations of RNN.
     (first,) = explicit_first or ReferenceEvaluator(model).run(None, inputs)
     second = second.astype(result_type)
     assert not np.array_equal(first, second, equal_nan=True)

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import helper
 
 from onnxopt_cli.core.values import Array
-from onnxopt_cli.oracle.corrections import corrected_reference, grids
+from onnxopt_cli.oracle.corrections import corrected_reference, grids, recurrent
 from onnxopt_cli.oracle.corrections.float_outputs import in_single
 from onnxopt_cli.oracle.patching import reference_modules
 
@@ -30,7 +30,11 @@ _CLIP_BODY_VERSION = 13
 # The first version of Gemm whose operand C is broadcast without an attribute.
 _GEMM_VERSION = 7
 # The modules of corrections whose functions the second readings replace.
-_CORRECTIONS = {"corrected_reference": corrected_reference, "grids": grids}
+_CORRECTIONS = {
+    "corrected_reference": corrected_reference,
+    "grids": grids,
+    "recurrent": recurrent,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +306,17 @@ def _without_product(
 
 def _has_doubles(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
     return any(getattr(x, "dtype", None) == np.float64 for x in inputs)
+
+
+def _has_activations_of_doubles(
+    attributes: Mapping[str, Any], inputs: Sequence[Any], opset: int
+) -> bool:
+    return "activations" in attributes and _has_doubles(attributes, inputs, opset)
+
+
+def _as_singles(first: Any, name: str) -> tuple[float | None, ...]:
+    """Round the default parameters of an activation to float32."""
+    return tuple(None if number is None else float(np.float32(number)) for number in first(name))
 
 
 def _with_decimal_defaults(first: Any, node: Any) -> None:
@@ -583,6 +598,27 @@ CONTESTED: tuple[Contested, ...] = (
         concerns=_has_doubles,
         place="_op.OpRun._load_attributes",
         second=_with_decimal_defaults,
+    ),
+    Contested(
+        name="GRU, LSTM, RNN: the defaults of activation_alpha beside doubles",
+        operators=("GRU", "LSTM", "RNN"),
+        readings=(
+            Quotation(
+                "For example with LeakyRelu, the default alpha is 0.01.",
+                "text of LSTM 22, activation_alpha",
+                f"{_DOCUMENTS}/onnx__LSTM.html",
+            ),
+            Quotation(
+                "onnx.AttributeProto.FLOAT: lambda att: np.float32(att.f)",
+                "reference, op_run.py; the text says that the defaults are those of the operators "
+                "LeakyRelu and HardSigmoid, which are float32",
+                f"{_TREE}/reference/op_run.py",
+            ),
+        ),
+        outcome=("0.01 in double", "the float32 nearest to 0.01, which is 0.009999999776482582"),
+        concerns=_has_activations_of_doubles,
+        place="recurrent.default_parameters",
+        second=_as_singles,
     ),
     Contested(
         name="HardSwish: alpha beside doubles",

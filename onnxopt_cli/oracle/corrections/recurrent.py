@@ -270,10 +270,15 @@ def _activations(
     betas = iter(attributes.get("activation_beta") or ())
     clip = attributes.get("clip")
     for name in map(str.lower, names):
-        alpha, beta = _PARAMETERS.get(name, (None, None))
+        alpha, beta = default_parameters(name)
         alpha = None if alpha is None else float(next(alphas, alpha))
         beta = None if beta is None else float(next(betas, beta))
         yield _clipped(name, alpha or 0.0, beta or 0.0, clip)
+
+
+def default_parameters(name: str) -> tuple[float | None, float | None]:
+    """Return the defaults of alpha and beta; None for a parameter that the activation lacks."""
+    return _PARAMETERS.get(name, (None, None))
 
 
 def _clipped(name: str, alpha: float, beta: float, clip: float | None) -> Callable[[Array], Array]:
