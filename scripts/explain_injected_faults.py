@@ -95,7 +95,7 @@ def positions(call: Call[Any], group: int) -> Any:
 
 
 def values_of(name: str) -> Holds:
-    """Return a function that returns the values of a tensor, broadcast to its group."""
+    """Return a function that returns a tensor, broadcast to the first tensor of its group."""
 
     def values(call: Call[Any], group: int) -> Any:
         tensor = call.groups[group][call.operator.tensors.index(name)]

@@ -27,9 +27,9 @@ _INTRODUCTION = """\
 <!-- Written by scripts/write_gallery_document.py from onnxopt_cli/suites/gallery/gallery.yaml. -->
 
 {defects} defects of {runtimes} public runtimes, found with `onnxopt`. Each row is one deviation
-from ONNX's specification, with a case that shows it. {features} more rows are features of a recent
-opset that a runtime accepts and ignores. These rows are counted and listed
-[separately](#ignored-features-of-recent-opsets).
+from ONNX's specification, with a case that shows it. {features} more rows are about features of
+recent opsets: the runtime accepts the feature without an error, but ignores it. These rows are
+counted and listed [separately](#ignored-features-of-recent-opsets).
 
 The rows state facts about versions, and do not rank runtimes, which support different operators
 and were tested to different extents. Later versions may have corrected a defect.
