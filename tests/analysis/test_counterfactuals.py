@@ -47,10 +47,10 @@ def failing_numbers(count):
 
 def test_changes_after_which_the_backend_is_right_are_stated():
     failing = failing_numbers(23)
-    found = find_counterfactuals(
+    counterfactuals = find_counterfactuals(
         failing, changes_of_numbers, outcomes(lambda a, b, _: not (a and b))
     )
-    assert counterfactual_text(found, "right", "inputs") == (
+    assert counterfactual_text(counterfactuals, "right", "inputs") == (
         "right after a single change: a is 0 (23 of 23 failing inputs), "
         "or b is 0 (23 of 23 failing inputs)"
     )
@@ -66,16 +66,18 @@ def test_changes_after_which_the_backend_is_right_are_stated():
     ids=["too few inputs", "still wrong in some inputs", "never shown"],
 )
 def test_changes_that_do_not_always_help_are_not_stated(count, is_right):
-    found = find_counterfactuals(failing_numbers(count), changes_of_numbers, outcomes(is_right))
-    assert found == []
+    counterfactuals = find_counterfactuals(
+        failing_numbers(count), changes_of_numbers, outcomes(is_right)
+    )
+    assert counterfactuals == []
 
 
 def test_change_of_a_small_part_of_the_failing_inputs_is_not_stated():
     failing = [(1, 1, int(number % 4 == 0)) for number in range(4 * MIN_REPAIRED)]
-    found = find_counterfactuals(
+    counterfactuals = find_counterfactuals(
         failing, changes_of_numbers, outcomes(lambda a, b, c: a and b and not c)
     )
-    assert found == []
+    assert counterfactuals == []
 
 
 def node_of(call, opset, **operands):

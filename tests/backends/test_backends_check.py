@@ -78,8 +78,8 @@ def test_changed_hello_after_restart_is_detected():
 @pytest.mark.parametrize(
     "name",
     [
-        # If a command breaks the same rule, the plugin is tested only by slow tests: the test of
-        # the command is faster.
+        # The plugin is tested only by slow tests if a command breaks the same rule, because testing
+        # the command takes less time.
         pytest.param(name, marks=pytest.mark.slow)
         if rules[:1] in BREAKING_COMMANDS.values()
         else name

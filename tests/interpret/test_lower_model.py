@@ -1,4 +1,4 @@
-"""Lowering replaces operators that have a formula in all parts of a model; names are unique."""
+"""Lowering replaces the operators with a formula, in all parts of a model; names are unique."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_a_cube_is_split_along_a_negative_axis(axis, count):
         np.testing.assert_array_equal(stored, part)
 
 
-LARGE = [(operator, name) for operator, name, _ in boundary_integers()]
+LARGE_INTEGERS = [(operator, name) for operator, name, _ in boundary_integers()]
 SQUARES = [
     *(("ReduceL2", "squares_int64"), ("ReduceMean", "large_int64")),
     ("ReduceSumSquare", "squares_int64"),
@@ -201,7 +201,7 @@ def is_narrowed(name, bits):
 @pytest.mark.parametrize("bits", [32, 24, 8])
 def test_narrowed_integers_change_the_result(bits):
     unchanged = []
-    nodes = [entry for entry in LARGE if is_narrowed(entry[1], bits)]
+    nodes = [entry for entry in LARGE_INTEGERS if is_narrowed(entry[1], bits)]
     for operator, name in [*nodes, *(SQUARES if bits == 32 else ())]:
         node = draw_boundary(operator, name)
         narrowed = replace(
@@ -223,7 +223,7 @@ def test_narrowed_integers_change_the_result(bits):
 def test_each_node_with_large_integers_is_narrowed():
     assert [
         (operator, name)
-        for operator, name in LARGE
+        for operator, name in LARGE_INTEGERS
         if not any(is_narrowed(name, bits) for bits in (32, 24, 8))
     ] == []
 
@@ -248,7 +248,7 @@ def test_elements_of_texts_are_strings(operator, name):
 
 def test_case_files_can_contain_nodes_with_long_axes():
     oversize = {}
-    for operator, name in [*LARGE, ("Shape", "long_axis")]:
+    for operator, name in [*LARGE_INTEGERS, ("Shape", "long_axis")]:
         problem = draw_boundary(operator, name).problem
         for value in (*problem.inputs.values(), *problem.stored.values()):
             if isinstance(value, np.ndarray) and (message := too_large(value.shape)):

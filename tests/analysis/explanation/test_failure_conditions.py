@@ -383,7 +383,7 @@ def test_varied_operand_is_neither_infinite_nor_zero_instead_of_a_number(
     call = next(
         call for call, _ in suite_calls("Momentum") if call.groups[0][0].dtype.itemsize == 4
     )
-    wide = replace(call, groups=tuple((x.astype(float), *rest) for x, *rest in call.groups))
+    wide = replace(call, groups=tuple((x.astype(float), *states) for x, *states in call.groups))
     assert (with_number(call, number, "X") is not None) == of_float32
     assert (with_number(wide, number, "X") is not None) == of_double
     assert (with_number(call, number, "R") is not None) == of_float32
@@ -603,7 +603,7 @@ def test_mistake_is_tried_with_other_values_of_each_attribute(is_limited):
 
 
 def test_values_that_contradict_a_mistake_are_counted_over_all_cases():
-    """A backend does not have the mistake for one tiny and one large value of G."""
+    """The backend has the mistake, except if G has a tiny or a huge element."""
     call, _ = suite_calls("AdmmGradient")[0]
     doubled = rewrite(call.operator.formula, {"W - Z + U": "W - Z + 2 * U"})
     mistake = Implementation("U doubled", change=lambda _: doubled)
@@ -623,11 +623,11 @@ def test_values_that_contradict_a_mistake_are_counted_over_all_cases():
 
 def test_values_that_roundings_decide_do_not_contradict_a_mistake():
     operator = registry().named("AdmmUpdate")
-    kept = rewrite(
+    keeping_z = rewrite(
         operator.formula,
         {"np.where(np.abs(V) < threshold, 0, V)": "np.where(np.abs(V) < threshold, Z, V)"},
     )
-    mistake = Implementation("Z kept", change=lambda _: kept)
+    mistake = Implementation("Z kept", change=lambda _: keeping_z)
     for call, right in suite_calls("AdmmUpdate"):
         several = [
             np.zeros(branch.expected.shape, bool)

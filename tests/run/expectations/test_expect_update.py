@@ -16,7 +16,7 @@ from onnxopt_cli.run.expectations.expectation_update import MIN_MATCHES, coverin
 FILE = "e.yaml"
 HEAD = "onnxopt-expect: 1\nexpect:\n"
 WORD = st.sampled_from(["a", "b", "[ab]", "*", ""])
-# There are few different ids, so a glob often matches chosen and other ids.
+# There are few different ids, so a glob often matches both chosen ids and other ids.
 IDS = st.builds("{}/{}_{}".format, WORD, WORD, WORD) | st.just("_".join("a" * 40))
 
 
