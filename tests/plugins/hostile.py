@@ -273,7 +273,7 @@ class HangsAtTeardown(Well):
 
 
 class SaysWhoItIs(Well):
-    """A backend that raises an exception whose message is the process id."""
+    """A backend that raises an exception with the id of its process as the message."""
 
     def run(self, _model, _inputs):
         raise ValueError(os.getpid())

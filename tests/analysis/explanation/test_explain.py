@@ -377,7 +377,8 @@ def test_mistake_in_some_tensors_is_named_with_the_condition(workplace, onnxopt)
 
 @pytest.mark.slow
 def test_change_that_agrees_with_most_inputs_is_not_named(workplace, onnxopt):
-    # Squaring the threshold also prunes all elements if the largest magnitude is above 1.
+    # A formula with a squared threshold often agrees with the backend: it prunes all elements, too,
+    # if the largest magnitude is above 1.
     run = ("run", "pruning", "--operator", "AdmmUpdate", "-k", "percent", "-q", *IN_PROCESS)
     report = ("--explain-time", "60", "--report", "json=out.json")
     onnxopt(*run, *report, "-b", mistaken("PrunesAllAtHundred"))

@@ -100,12 +100,12 @@ def test_other_numbers_tell_types_of_few_digits_apart(one, other):
 def test_change_with_the_same_outputs_is_named_if_inputs_refute_the_plainest_one(monkeypatch):
     call = momentum(([1.0], [2.0], [3.0]))
     named = changes(call)
-    both = [named[f"T rounded to {name}"] for name in ("float16", "bfloat16")]
+    equal_changes = [named[f"T rounded to {name}"] for name in ("float16", "bfloat16")]
     operator = call.operator
     search = CauseSearch(operator, Judging(), [], [], [], lambda _: None, seconds=1.0)
     monkeypatch.setattr(CauseSearch, "_is_confirmed", lambda *_: True)
     monkeypatch.setattr(
-        explain_remaining, "_is_unlike_varied", lambda change, *_: change is both[0]
+        explain_remaining, "_is_unlike_varied", lambda change, *_: change is equal_changes[0]
     )
-    cause = search._unrestricted_change([_EqualChanges(both, [])], lambda _: None)
+    cause = search._unrestricted_change([_EqualChanges(equal_changes, [])], lambda _: None)
     assert cause.found == "consistent with the change 'T rounded to bfloat16'"
