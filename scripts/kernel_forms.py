@@ -312,7 +312,7 @@ def reciprocal(x: Array) -> Array:
 
 
 def elementwise(function: Unary) -> Callable[..., list[Array]]:
-    """Return the form of an operator that has no attributes."""
+    """Return the form that applies a function to each element, for operators without attributes."""
 
     def form(_: Attributes, x: Array) -> list[Array]:
         if x.dtype != np.float32:

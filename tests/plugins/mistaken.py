@@ -132,7 +132,7 @@ class ReadsAttributesByPosition(Right):
 class RefusesBroadcasting(InsideTheRoot):
     """A backend like InsideTheRoot that also rejects broadcasting.
 
-    The rejected cases would distinguish the mistake from another one.
+    Only the rejected cases distinguish the mistake from another mistake.
     """
 
     def run(self, model, inputs):

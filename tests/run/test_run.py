@@ -369,8 +369,8 @@ def test_json_report_describes_a_failure_in_a_sentence(demo, onnxopt, backend, m
     assert onnxopt("report", "render", "out.json", "--report", "markdown=json.md").code == 0
     text = (demo / "log.md").read_text()
     assert text == (demo / "json.md").read_text()
-    # The headline contains the message. The list of causes and the details contain it as well,
-    # unless it is about wrong values.
+    # The headline contains the message. The list of causes and the details repeat every message,
+    # except messages about wrong values.
     assert text.count(message[:40]) == (3 if backend == "Scribbler" else 1)
 
 

@@ -165,7 +165,7 @@ def test_change_of_an_expression_is_named(old, new, change):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["AdmmPenalty", "MagnitudePrune"])
 def test_backend_with_a_known_mistake_is_explained_by_it(name):
-    # The test tries a sample: scripts/explain_known_mistakes.py tries all mistakes in minutes.
+    # The test tries a sample. scripts/explain_known_mistakes.py tries all mistakes.
     operator = next(operator for operator in registry().operators if operator.name == name)
     mistakes = known_mistakes(operator)
     sample = mistakes[:: len(mistakes) // 4]
