@@ -188,6 +188,7 @@ class NodeRun:
         node: the node; the names of its inputs and outputs are the keys of the values.
         label: its name in its graph, as :func:`node_labels` returns it.
         name: the label, preceded by the names of the control flow nodes that contain the node.
+        read: the keys of the values that the node reads.
         constants: the keys of the node's inputs that do not depend on an input of the model.
         holders: the control flow nodes that contain it, outermost first.
         repeated: whether it is part of the body of a Loop or Scan.
@@ -198,6 +199,7 @@ class NodeRun:
     node: onnx.NodeProto
     label: str
     name: str
+    read: Sequence[str]
     constants: frozenset[str]
     holders: tuple[NodeRun, ...] = ()
     repeated: bool = False
@@ -208,11 +210,6 @@ class NodeRun:
         """The operator, preceded by its domain unless the domain is the default domain."""
         domain = plain_domain(self.node.domain)
         return f"{domain}.{self.node.op_type}" if domain else self.node.op_type
-
-    @property
-    def read(self) -> list[str]:
-        """The keys of the values that the node reads."""
-        return used_names(self.node)
 
     @property
     def outputs(self) -> list[str]:
@@ -363,10 +360,12 @@ class ModelWalk:
         tensors = {name: scope[name] for name in used_names(node) if name in scope}
         keys = {name: tensor.key for name, tensor in tensors.items()}
         keys |= {name: f"{prefix}{name}" for name in node.output if name}
+        renamed = _renamed(node, keys)
         run = NodeRun(
-            _renamed(node, keys),
+            renamed,
             label,
             f"{prefix}{label}",
+            used_names(renamed),
             frozenset(tensor.key for tensor in tensors.values() if tensor.constant),
             holders,
             repeated,

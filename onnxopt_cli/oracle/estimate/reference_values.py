@@ -60,11 +60,12 @@ def reference_values(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> lis
     require_supported(model)
     with corrected():
         try:
-            native = ReferenceModel(model).run(inputs)
+            native_model = ReferenceModel(model)
+            native = native_model.run(inputs)
         except Exception as error:
             raise NoReferenceError(reference_failure(error)) from error
         try:
-            exact = ReferenceModel(model, wide=True).run(inputs)
+            exact = ReferenceModel(model, wide=True, like=native_model).run(inputs)
         except Exception:  # noqa: BLE001 - some operators run in the model's own types only
             return native
     return [*map(rounded_like, exact, native)]
