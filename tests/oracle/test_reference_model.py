@@ -365,6 +365,35 @@ def test_effects_of_products_are_those_that_are_measured(node, shapes):
     assert compared == sum(array.size for array in inputs.values())
 
 
+@pytest.mark.parametrize(
+    ("version", "attributes", "terms"),
+    [(7, "", 1), (9, "", 1), (15, "", 1), (15, "<training_mode = 1>", 12)],
+)
+def test_normalization_by_operands_depends_on_one_element_of_each(
+    monkeypatch, version, attributes, terms
+):
+    text = (
+        f'<ir_version: 8, opset_import: ["" : {version}]> agraph '
+        "(double[2,3,6] x, double[3] s, double[3] b, double[3] m, double[3] v) => (double y) "
+        f"{{ y = BatchNormalization {attributes} (x, s, b, m, v) }}"
+    )
+    random = np.random.default_rng(2)
+    inputs = {name: 1 + random.random(3) for name in "sbmv"} | {"x": random.random((2, 3, 6))}
+
+    def visit(node, compute, operands, _index):
+        outputs = compute(*operands)
+        classes = [node_kinds.classify(node, compute, operands, outputs)]
+        with monkeypatch.context() as patch:
+            patch.setattr(node_kinds, "_normalizes_by_operands", lambda _: False)
+            classes.append(node_kinds.classify(node, compute, operands, outputs))
+        assert classes[0] == classes[1]
+        assert classes[0].terms == terms
+        return outputs
+
+    with corrected():
+        ReferenceModel(parser.parse_model(text)).run(inputs, visit)
+
+
 def test_effects_that_a_rounding_may_absorb_are_measured():
     def factors(number):
         operands = [np.array([[1.0, 1.0]]), np.array([[1.0], [number]])]

@@ -172,6 +172,8 @@ _MAX_INTEGER = 2.0**40
 # This number of elements of an output is compared first. Comparing all elements requires sorting,
 # which is slower.
 _FIRST_ELEMENTS = 4
+# The version of BatchNormalization in which the number of outputs replaces the attribute is_test.
+_FIRST_WITHOUT_TEST_MODE = 7
 _GOLDEN_RATIO = 0.6180339887498949
 # The largest number of elements of an input that are moved, one after the other.
 _MAX_MOVED_ELEMENTS = 8
@@ -228,6 +230,8 @@ def classify(
         return NodeClass(NodeKind.SELECT if listed is NodeKind.COORDINATES else NodeKind.EXACT)
     if listed is NodeKind.TREES:
         return NodeClass(listed, terms)
+    if _normalizes_by_operands(node):
+        return NodeClass(NodeKind.NORMALIZE)
     terms, product = _terms(node, compute, inputs, outputs, places) if results else (1.0, False)
     if listed is not None:
         return NodeClass(listed, terms)
@@ -245,6 +249,17 @@ def _multiplies_matrices(node: Any, inputs: Sequence[Any]) -> bool:
         is_zero = any(item.name == "alpha" and not item.f for item in node.onnx_node.attribute)
         return not is_zero and all(operand.size for operand in inputs[:2])
     return bool(node.op_type == "MatMul")
+
+
+def _normalizes_by_operands(node: Any) -> bool:
+    """Return whether a ``BatchNormalization`` takes its statistics as operands.
+
+    Each element of its output then depends on one element of each operand.
+    """
+    if node.op_type != "BatchNormalization" or node.opset < _FIRST_WITHOUT_TEST_MODE:
+        return False
+    is_training = any(item.name == "training_mode" and item.i for item in node.onnx_node.attribute)
+    return not is_training and len(node.output) == 1
 
 
 def may_jump(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
