@@ -60,6 +60,7 @@ def node_mistakes(domain: str, op_type: str, opset: int) -> Mapping[str, NodeMut
         *output_mistakes(schema),
         *_version_mistakes(schema),
         *(mutant for mutant in of_schema if mutant.kind not in likely),
+        *_rounding_mistakes(schema),
     ):
         mistakes.setdefault(mistake.name, mistake)
     return mistakes
@@ -215,8 +216,30 @@ def _index_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
                 name.format(formal.name),
                 MutantKind.VALUES,
                 about.format(formal.name),
-                partial(_with_index, place, change),
+                partial(_with_operand_changed, place, change),
             )
+
+
+def _rounding_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
+    """Yield mistakes in which a floating-point input is rounded up or down to integers.
+
+    :func:`node_mutants` yields other roundings to integers, which often have the same effect.
+    """
+    for place, formal in enumerate(schema.inputs):
+        if not {"tensor(float)", "tensor(double)", "tensor(float16)"} & {*formal.types}:
+            continue
+        for direction, change in (("up", np.ceil), ("down", np.floor)):
+            about = f"The values of the input {formal.name} are rounded {direction} to integers."
+            name = f"{formal.name} rounded {direction} to integers"
+            yield NodeMutant(name, MutantKind.TYPE, about, partial(_with_rounded, place, change))
+
+
+def _with_rounded(
+    place: int, change: Callable[[Array], Array], node: BoundNode
+) -> BoundNode | None:
+    value = node.operand(place)
+    is_float = value is not None and value.dtype.kind == "f"
+    return _with_operand_changed(place, change, node) if is_float else None
 
 
 def _shifted(array: Array, step: int) -> Array:
@@ -225,9 +248,11 @@ def _shifted(array: Array, step: int) -> Array:
     return np.where(array == (limits.max if step > 0 else limits.min), array, array + step)
 
 
-def _with_index(place: int, change: Callable[[Array], Array], node: BoundNode) -> BoundNode | None:
+def _with_operand_changed(
+    place: int, change: Callable[[Array], Array], node: BoundNode
+) -> BoundNode | None:
     value = node.operand(place)
-    if value is None or np.array_equal(changed := change(value), value):
+    if value is None or np.array_equal(changed := np.asarray(change(value)), value):
         return None
     return node.with_operand(place, changed.astype(value.dtype))
 

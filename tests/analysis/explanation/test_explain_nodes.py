@@ -197,6 +197,8 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
             [[[[[3.0]]]]],
             [[[[0.0]]]],
         ),
+        ("Abs", "X rounded up to integers", [[1.25, -1.75]], [2, 1]),
+        ("Abs", "X rounded down to integers", [[1.25, -1.75]], [1, 2]),
         ("Div", "integers divided and rounded half up", [[5, 7, -5], [2, 2, 2]], [3, 4, -2]),
     ],
 )
