@@ -161,13 +161,16 @@ def spell_out_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
     if not any(function.attribute_proto for function in model.functions):
         return model
     explicit = deepcopy(model)
+    defaults: dict[tuple[str, str], dict[str, AttributeProto]] = {}
     for function in explicit.functions:
-        for node in all_nodes(explicit):
-            if (node.domain, node.op_type) == (function.domain, function.name):
-                present = {attribute.name for attribute in node.attribute}
-                node.attribute.extend(
-                    default for default in function.attribute_proto if default.name not in present
-                )
+        named = defaults.setdefault((function.domain, function.name), {})
+        for default in function.attribute_proto:
+            named.setdefault(default.name, default)
+    for node in all_nodes(explicit):
+        named = defaults.get((node.domain, node.op_type), {})
+        present = {attribute.name for attribute in node.attribute} if named else set()
+        node.attribute.extend(named[name] for name in named if name not in present)
+    for function in explicit.functions:
         function.attribute.extend(default.name for default in function.attribute_proto)
         del function.attribute_proto[:]
     return explicit

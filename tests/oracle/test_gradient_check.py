@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
 from onnxopt_cli.backends.reference import NumpyBackend
+from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.gradient.backward_rules import RULES
 from onnxopt_cli.interpret.gradient.reverse_mode import expand_gradients
@@ -185,3 +187,23 @@ def test_operator_without_a_rule_is_unsupported():
     model = case._model(inputs)
     with pytest.raises(Exception, match="Det has no rule of differentiation"):
         NumpyBackend().prepare(model).run(inputs)
+
+
+@pytest.mark.parametrize(("order", "fault"), [(2, ""), (30, "derivative of an order beyond 20")])
+def test_order_of_a_derivative_is_limited(order, fault):
+    domain, nodes = "ai.onnx.preview.training", []
+    for at in range(order):
+        square = helper.make_node("Mul", [f"d{at}", f"d{at}"], [f"y{at}"])
+        total = helper.make_node("ReduceSum", [f"y{at}"], [f"s{at}"], keepdims=0)
+        outputs = {"xs": [f"d{at}"], "y": f"s{at}"}
+        gradient = helper.make_node(
+            "Gradient", [f"d{at}"], [f"d{at + 1}"], domain=domain, **outputs
+        )
+        nodes += [square, total, gradient]
+    nodes.append(helper.make_node("Neg", [f"d{order}"], ["y"]))
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("d0", "y"))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    graph = helper.make_graph(nodes, "graph", [x], [y])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    assert fault in model_fault(model)
+    assert bool(fault) == bool(model_fault(model))

@@ -3,9 +3,11 @@
 import numpy as np
 import onnx
 import pytest
+from onnx import AttributeProto
 
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.errors import NodeError
+from onnxopt_cli.operators import nodes
 from onnxopt_cli.operators.nodes import with_bound_functions
 from onnxopt_cli.oracle.distributions import drawn
 from onnxopt_cli.oracle.estimate.condition_estimate import condition
@@ -167,6 +169,30 @@ def test_functions_and_their_calls_are_checked(function, call, message):
     fault = model_fault(model(function, call=call))
     assert message in fault
     assert bool(message) == bool(fault)
+
+
+def test_functions_of_a_newer_model_are_checked():
+    made = model("F (x) => (y) { y = my.F (x) }", call="y = my.F (x)")
+    made.ir_version = onnx.IR_VERSION + 1
+    assert "call each other in a circle" in model_fault(made)
+
+
+def test_defaults_are_spelled_out_in_one_pass(monkeypatch):
+    made = model("F <k: float = 0.3>(x) => (y) { y = Neg (x) }", call="y = my.F (x)")
+    function = made.functions[0]
+    for at in range(20):
+        made.functions.add().CopyFrom(function)
+        made.functions[-1].overload = f"other{at}"
+        made.functions[-1].attribute_proto.add(name=f"k{at}", f=at, type=AttributeProto.FLOAT)
+    passes = []
+    walked = nodes.all_nodes
+    monkeypatch.setattr(nodes, "all_nodes", lambda model: passes.append(1) or walked(model))
+    (call,) = nodes.spell_out_defaults(made).graph.node
+    assert [attribute.name for attribute in call.attribute] == [
+        "k",
+        *(f"k{at}" for at in range(20)),
+    ]
+    assert len(passes) == 1
 
 
 def test_equal_calls_share_bound_functions():

@@ -826,6 +826,49 @@ def test_faulty_part_of_a_sparse_tensor_is_a_fault_of_the_model(values, indices,
     assert message in model_fault(proto)
 
 
+@pytest.mark.parametrize("newer", ["ir_version", "opset"])
+def test_faulty_sparse_tensor_of_a_newer_model_is_a_fault_of_the_model(newer):
+    proto = sparse_model([0, 4], [2, 2], "initializer")
+    if newer == "opset":
+        proto.opset_import[0].version = onnx.defs.onnx_opset_version() + 1
+    else:
+        proto.ir_version = onnx.IR_VERSION + 1
+    assert "sparse tensor" in model_fault(proto)
+
+
+@pytest.mark.parametrize("shape", [[1] * 100, [0, 2**62]])
+def test_sparse_tensor_with_impossible_dimensions_is_a_fault_of_the_model(shape):
+    assert "dimensions" in model_fault(sparse_model([0, 1], shape, "initializer"))
+
+
+def test_total_size_of_sparse_tensors_is_limited():
+    proto = sparse_model([0, 1], [2**29], "initializer")
+    assert "amount to" not in model_fault(proto)
+    second = proto.graph.sparse_initializer.add()
+    second.CopyFrom(proto.graph.sparse_initializer[0])
+    second.values.name = "second"
+    third = proto.graph.sparse_initializer.add()
+    third.CopyFrom(second)
+    third.values.name = "third"
+    message = "the model's sparse tensors amount to 6442450944 bytes; at most 4294967296"
+    assert message in model_fault(proto)
+
+
+def test_sparse_initializer_of_a_subgraph_is_computed_as_a_dense_tensor():
+    proto = sparse_model([0, 3], [2, 2], "initializer")
+    branch = helper.make_graph(
+        proto.graph.node, "branch", [], proto.graph.output, (), None, (),
+        proto.graph.sparse_initializer,
+    )  # fmt: skip
+    condition = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.True_))
+    choice = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    del proto.graph.node[:], proto.graph.sparse_initializer[:]
+    proto.graph.node.extend([condition, choice])
+    assert model_fault(proto) == ""
+    (output,) = reference_values(proto, {"x": np.ones((2, 2), np.float32)})
+    np.testing.assert_array_equal(output, [[2, 1], [1, 3]])
+
+
 def test_other_elements_of_a_sparse_tensor_of_strings_are_empty():
     words = numpy_helper.from_array(np.array(["a"], object))
     places = numpy_helper.from_array(np.array([1]))

@@ -17,9 +17,10 @@ import numpy as np
 import onnx
 from onnx import TypeProto, defs, helper, numpy_helper
 
+from onnxopt_cli.cases.tensors.proto_values import shape_of
 from onnxopt_cli.core.text import clipped, printable
-from onnxopt_cli.core.untrusted_files import MAX_CASE_BYTES
-from onnxopt_cli.core.values import Value, structure_of
+from onnxopt_cli.core.untrusted_files import MAX_CASE_BYTES, Malformed
+from onnxopt_cli.core.values import Array, Value, structure_of
 from onnxopt_cli.errors import NodeError
 from onnxopt_cli.interpret.gradient.reverse_mode import is_gradient, variables_of
 from onnxopt_cli.interpret.lower.lower_model import refuse_endless_functions
@@ -43,6 +44,8 @@ _MAX_FAULT_CHARS = 300
 # The largest number of elements of an input that inference receives as a constant; a model may
 # compute shapes from the elements of such an input.
 _MAX_CONSTANT_ELEMENTS = 1000
+# The highest order of a derivative, because the types of each order require an inference.
+_MAX_DERIVATIVE_ORDER = 20
 # Matches an error that onnx raises about its own function body of MeanVarianceNormalization: the
 # body adds a float32 constant to a tensor of the node's type.
 _TYPE_WITHIN_BODY = re.compile(
@@ -68,10 +71,6 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
         inputs: inputs of a case; their sizes replace symbolic and unknown dimensions, so that the
             check finds operands of a node that do not fit together.
     """
-    newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
-    if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
-        # The installed onnx cannot check models of a newer opset or IR version.
-        return ""
     registry().register_schemas()
     try:
         refuse_endless_functions(model)
@@ -79,8 +78,11 @@ def model_fault(model: onnx.ModelProto, inputs: Mapping[str, Value] = MappingPro
         checked.CopyFrom(model)
         graphs, nodes = parts_of(checked)
         _require_sound_functions(checked, nodes)
-        for sparse in sparse_tensors(graphs, nodes):
-            _require_valid(sparse)
+        _require_valid(sparse_tensors(graphs, nodes))
+        newest = max(imported_versions(model).get(domain, 0) for domain in ("", "ai.onnx"))
+        if newest > defs.onnx_opset_version() or model.ir_version > onnx.IR_VERSION:
+            # The installed onnx cannot check models of a newer opset or IR version.
+            return ""
         _remove_rejected_parts(checked, graphs, nodes)
         _declare_sizes(checked, inputs)
         shapeless = _shapeless(graphs)
@@ -164,12 +166,13 @@ def _remove_rejected_parts(
     versions = imported_versions(model)
     for graph in graphs:
         # Inference treats sparse initializers as sparse tensors, whereas nodes receive dense
-        # tensors.
+        # tensors, as from a constant.
+        inputs = {value.name for value in graph.input}
         for sparse in graph.sparse_initializer:
-            if sparse.values.name not in {value.name for value in graph.input}:
-                kind = sparse.values.data_type
-                info = helper.make_tensor_value_info(sparse.values.name, kind, [*sparse.dims])
-                graph.input.append(info)
+            name = sparse.values.name
+            if name not in inputs:
+                constant = helper.make_node("Constant", [], [name], sparse_value=sparse)
+                graph.node.insert(0, constant)
         del graph.sparse_initializer[:]
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dimension in _dimensions(value.type):
@@ -181,36 +184,56 @@ def _remove_rejected_parts(
     _declare_derivatives(model)
 
 
-def _require_valid(sparse: onnx.SparseTensorProto) -> None:
-    """Check a sparse tensor, because onnx's full check omits sparse initializers.
+def _require_valid(tensors: Iterable[onnx.SparseTensorProto]) -> None:
+    """Check sparse tensors, because onnx's full check omits sparse initializers.
+
+    Args:
+        tensors: all sparse tensors of a model.
 
     Raises:
-        NodeError: if the indices are not int64, are out of bounds, are not in ascending order, or
-            do not fit the values; or if the dense tensor would be larger than a case may be.
+        NodeError: if the dimensions are impossible; if the indices are not int64, are out of
+            bounds, are not in ascending order, or do not fit the values; or if the dense tensors
+            would together be larger than a case may be.
     """
-    values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
-    shape, name = tuple(sparse.dims), printable(sparse.values.name)
-    size = math.prod(shape)
-    if min(shape, default=0) >= 0 and size * values.itemsize > MAX_CASE_BYTES:
-        raise NodeError(
-            f"the sparse tensor {name} amounts to {size * values.itemsize} bytes; at most "
-            f"{MAX_CASE_BYTES} are possible"
-        )
-    if sparse.indices.data_type != onnx.TensorProto.INT64:
-        raise NodeError(f"the indices of the sparse tensor {name} are not int64")
-    is_possible = min(shape, default=-1) >= 0
+    total = 0
+    for sparse in tensors:
+        name = printable(sparse.values.name)
+        try:
+            shape = shape_of(sparse)
+        except Malformed as error:
+            raise NodeError(f"the sparse tensor {name} {error}") from None
+        values, places = map(numpy_helper.to_array, (sparse.values, sparse.indices))
+        total += math.prod(shape) * values.itemsize
+        if total > MAX_CASE_BYTES:
+            raise NodeError(
+                f"the model's sparse tensors amount to {total} bytes; at most {MAX_CASE_BYTES} are "
+                "possible"
+            )
+        if sparse.indices.data_type != onnx.TensorProto.INT64:
+            raise NodeError(f"the indices of the sparse tensor {name} are not int64")
+        if values.ndim != 1 or not _are_ascending(places, shape, values.size):
+            raise NodeError(
+                f"the indices of the sparse tensor {name} are not distinct places in ascending "
+                f"order within the shape {list(shape)}"
+            )
+
+
+def _are_ascending(places: Array, shape: tuple[int, ...], count: int) -> bool:
+    """Return whether the indices of a sparse tensor are ascending places within its shape.
+
+    Args:
+        places: int64; the places in the flattened tensor, or a row of indices for each place.
+        shape: the shape of the tensor.
+        count: the number of its values.
+    """
     # ValueError: indices out of bounds, or of another rank.
     with suppress(ValueError):
-        if is_possible and places.ndim > 1:
+        if places.ndim > 1:
             places = np.ravel_multi_index(tuple(places.T), shape)
-        is_vector = places.shape == values.shape == (values.size,)
         # Ascending indices within the tensor lie between -1 and its size.
-        if is_possible and is_vector and (np.diff(places, prepend=-1, append=size) > 0).all():
-            return
-    raise NodeError(
-        f"the indices of the sparse tensor {name} are not distinct places in ascending order "
-        f"within the shape {list(shape)}"
-    )
+        steps = np.diff(places, prepend=-1, append=math.prod(shape))
+        return places.shape == (count,) and bool((steps > 0).all())
+    return False
 
 
 def _declare_sizes(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> None:
@@ -230,13 +253,18 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
     """Declare the types of outputs of Gradient nodes, because onnx infers none.
 
     Only outputs that other nodes read are declared.
+
+    Raises:
+        NodeError: if a derivative has too high an order.
     """
     gradients = [node for node in model.graph.node if is_gradient(node)]
     read = {name for node in model.graph.node for name in node.input} if gradients else set()
     gradients = [node for node in gradients if not read.isdisjoint(filter(None, node.output))]
+    if not gradients:
+        return
     # A second derivative has the type of the first derivative. An earlier pass of the loop may have
     # declared the type of the first derivative.
-    for _ in gradients:
+    for _ in range(_MAX_DERIVATIVE_ORDER + 1):
         declared = _declared_types(model)
         derivatives = [
             onnx.ValueInfoProto(name=output, type=declared[x])
@@ -245,8 +273,11 @@ def _declare_derivatives(model: onnx.ModelProto) -> None:
             if output and output not in declared and x in declared
         ]
         if not derivatives:
-            break
+            return
         model.graph.value_info.extend(derivatives)
+    raise NodeError(
+        f"the model computes a derivative of an order beyond {_MAX_DERIVATIVE_ORDER}, the limit"
+    )
 
 
 def _declared_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:

@@ -576,7 +576,7 @@ def byte_size(tensor: onnx.TensorProto) -> int:
     storage = _storage(tensor.data_type)
     if storage.name == STRING:
         raise Malformed("has strings, which have no raw form")
-    return _bytes(storage, math.prod(_shape(tensor)))
+    return _bytes(storage, math.prod(shape_of(tensor)))
 
 
 def tensor_of(array: Array, name: str = "") -> onnx.TensorProto:
@@ -614,7 +614,12 @@ def _bytes(storage: _Storage, count: int) -> int:
     return -(-count * storage.bits // _BYTE)
 
 
-def _shape(tensor: onnx.TensorProto) -> tuple[int, ...]:
+def shape_of(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, ...]:
+    """Return the shape of a tensor.
+
+    Raises:
+        Malformed: if NumPy allows no array of this shape.
+    """
     shape = tuple(tensor.dims)
     if shape and min(shape) < 0:
         raise Malformed(f"has a negative dimension: {list(shape)}")
@@ -635,7 +640,7 @@ def _layout(
         raise Malformed("stores its elements in another file")
     if tensor.HasField("segment"):
         raise Malformed("is one segment of a tensor, which is not supported")
-    shape = _shape(tensor)
+    shape = shape_of(tensor)
     fields = [field for field in _TYPED_FIELDS if len(getattr(tensor, field))]
     if raw_data is not None or tensor.HasField("raw_data"):
         fields.append("raw_data")
