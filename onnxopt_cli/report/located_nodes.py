@@ -91,8 +91,9 @@ def _written(parent: Path, name: str, problem: Problem) -> Path:
     folder, number = parent / f"test_{stem}", 1
     try:
         files = directory_files(problem)
-        while folder.exists():
-            if _has_files(folder, files):
+        # Links are neither followed nor replaced.
+        while folder.is_symlink() or folder.exists():
+            if not folder.is_symlink() and _has_files(folder, files):
                 return folder
             number += 1
             folder = parent / f"test_{stem}-{number}"

@@ -636,6 +636,17 @@ def test_lines_are_wrapped(locate):
     assert not [line for line in ran.out.splitlines() if line.endswith(" ")]
 
 
+@pytest.mark.parametrize("target", ["same", "nowhere"])
+def test_link_in_place_of_a_test_directory_is_not_followed(locate, target):
+    model = model_of([node("LeakyRelu", "x", "y")])
+    locate(model, "Leaky", "-o", "findings")
+    Path("findings/test_the_y").rename("findings/same")
+    Path("findings/test_the_y").symlink_to(target)
+    _, found = locate(model, "Leaky", "-o", "findings")
+    assert [item["case"] for item in found["wrong"]] == ["findings/test_the_y-2"]
+    assert Path("findings/test_the_y").is_symlink()
+
+
 def test_node_that_returns_no_output_is_wrong_if_the_model_returns_none_either(locate):
     nodes = [node("Exp", "x", "a"), node("Sigmoid", "a", "y")]
     ran, found = locate(model_of(nodes), "Refusing")

@@ -117,6 +117,7 @@ def test_options_of_a_run_are_the_declared_settings():
         (lambda: Limits(timeout=0), "timeout=0: expected a number above 0"),
         (lambda: Limits(timeout=float("nan")), "timeout=nan"),
         (lambda: Limits(memory=True), "memory=True"),
+        (lambda: Limits(memory=1), "memory=1: expected a number of bytes: 0, or at least 64 MiB"),
         (lambda: Judging(ulp=10**400), "expected a whole number of at least 0"),
         (lambda: Judging(rtol="1"), "rtol='1'"),
         (lambda: Judging(rtol=1.0, ulp=1), "exclude each other"),
