@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.analysis.locate import Located
     from onnxopt_cli.fuzz.findings import Finding
     from onnxopt_cli.run.expectations.expectation_update import update_expectations
+    from onnxopt_cli.run.log.log_header import changed_files
     from onnxopt_cli.run.log.log_merge import merge_logs
     from onnxopt_cli.run.log.log_reader import read_log
     from onnxopt_cli.workers.cluster.dask_client import Cluster
@@ -110,6 +111,7 @@ __all__ = [
     "UsageError",
     "add_operators",
     "audit",
+    "changed_files",
     "check",
     "explain",
     "explain_session",
@@ -132,6 +134,7 @@ _LAZY_NAMES = {
     "Finding": "fuzz.findings",
     "MutationScore": "analysis.audit",
     "InjectedErrors": "analysis.injected_errors",
+    "changed_files": "run.log.log_header",
     "merge_logs": "run.log.log_merge",
     "read_log": "run.log.log_reader",
     "update_expectations": "run.expectations.expectation_update",

@@ -11,8 +11,9 @@ from onnxopt_cli.cli.console import note, show_step, stdout
 from onnxopt_cli.cli.shared_options import option_of
 from onnxopt_cli.config.run_config import EXPLAIN_TIME_DEFAULTS, Judging, ModelInputs, RunConfig
 from onnxopt_cli.core.text import printable, some_of
+from onnxopt_cli.errors import UsageError
 
-# Largest number of operators without a cause that are named.
+# Largest number of operators without a cause, or of changed files, that are named.
 _MAX_NAMES = 20
 
 
@@ -35,7 +36,8 @@ def command(saved: Path, explain_time: float | None) -> int:
     onnxopt run cases/ -b onnx-reference --no-explain --log run.jsonl
     onnxopt explain run.jsonl
 
-    Exits with 1 if a failure is left unexplained.
+    Exits with 1 if a failure is left unexplained, and with 2 if a file of the cases has changed
+    since the run. Only a log shows such a change.
     """  # noqa: D301 - \b is click's mark for a paragraph that is not rewrapped
     from onnxopt_cli import _api as api
     from onnxopt_cli.core.result import OUTSIDE_IDS
@@ -53,6 +55,12 @@ def command(saved: Path, explain_time: float | None) -> int:
         cases = find_again(
             {result.case: result.location for result in record.results},
             ModelInputs.from_json(record.options),
+        )
+    if changed := api.changed_files(cases.values(), record.digests):
+        raise UsageError(
+            f"{printable(str(saved))} belongs to other cases; changed since the run: "
+            f"{some_of(changed, _MAX_NAMES)}",
+            hint="run the cases again",
         )
     places = {
         result.case: result.location for result in failing_results if result.case not in OUTSIDE_IDS

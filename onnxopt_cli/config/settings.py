@@ -140,8 +140,9 @@ class Size(Text):
 
     def check(self, value: object) -> Any:
         """Return the number of bytes; implements :meth:`Text.check`."""
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        if not is_number or (value != 0 and value < self.MIN_BYTES):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError("a number of bytes")  # noqa: TRY004 - one error for all wrong values
+        if value != 0 and value < self.MIN_BYTES:
             raise ValueError("a number of bytes: 0, or at least 64 MiB")
         return value
 

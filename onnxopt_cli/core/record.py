@@ -190,6 +190,8 @@ class RunRecord:
         origin: commit, branch and job of a run on a CI server; may be empty.
         left_out: for each excluded capability, the number of cases that need the capability, and
             why it is excluded.
+        digests: a short digest of each file of backends and cases, by displayed path; empty if
+            unknown.
 
     Raises:
         ValueError: if two results have the same case and backend, or if two backends have the same
@@ -209,6 +211,7 @@ class RunRecord:
     hostname: str = ""
     origin: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_once(backend.name for backend in self.backends)

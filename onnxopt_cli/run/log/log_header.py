@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -167,9 +167,7 @@ class FileSnapshot:
             if len(folders) == len(digests):
                 break
             digests = {path: folder.digest() for path, folder in folders.items()}
-        files = {
-            printable(shown_path(Path(path))): digest.hex()[:16] for path, digest in digests.items()
-        }
+        files = {_shown(path): _short(digest) for path, digest in digests.items()}
         return Contents(self._backends, files)
 
     def guarded(self, case: Case) -> Case:
@@ -241,6 +239,39 @@ def _signature(path: str) -> Signature:
         return signature(Path(path).stat())
     except OSError:
         return None
+
+
+def _shown(path: str) -> str:
+    return printable(shown_path(Path(path)))
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:16]
+
+
+def changed_files(cases: Iterable[Case], digests: Mapping[str, str]) -> list[str]:
+    """Return the files of cases that do not have the digests of an earlier run.
+
+    Args:
+        cases: the cases.
+        digests: the digests of :class:`Contents`; files without a digest are not compared.
+
+    Returns:
+        The displayed paths.
+
+    Raises:
+        UsageError: if a file has changed since the cases were collected.
+    """
+    snapshot = FileSnapshot()
+    changed: dict[str, None] = {}
+    for case in cases:
+        # A case whose files cannot be listed cannot be loaded either.
+        with suppress(OSError):
+            for path, seen in case.files().items():
+                name = _shown(path)
+                if name in digests and digests[name] != _short(snapshot.digest(path, seen)):
+                    changed[name] = None
+    return [*changed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class Log:
             ended=footer.get("ended", ""),
             hostname=self.header.hostname,
             origin=self.header.origin,
+            digests=self.header.contents.files,
         )
 
 

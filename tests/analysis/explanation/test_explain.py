@@ -669,6 +669,22 @@ def test_saved_run_of_an_operator_without_a_formula_is_explained(workplace, onnx
     assert "because they are no longer found, such as neg.yaml:" in answer.err
 
 
+@pytest.mark.parametrize(("saved", "code"), [("run.jsonl", 2), ("run.json", 1)])
+def test_log_of_cases_that_have_changed_is_not_explained(workplace, onnxopt, saved, code):
+    (workplace / "wrong.py").write_text(
+        "def wrong(model, inputs):\n    return [*inputs.values()]\n"
+    )
+    text = "onnxopt: 1\nsuite: mine\noperator: Neg\ncases:\n- {name: x, inputs: {X: [1.5]}}\n"
+    (workplace / "neg.yaml").write_text(text)
+    options = ("--no-explain", "--log", "run.jsonl", "--report", "json=run.json")
+    onnxopt("run", "neg.yaml", "-b", "python:wrong.py:wrong", *options)
+    (workplace / "neg.yaml").write_text(text.replace("1.5", "2.5"))
+    answer = onnxopt("explain", saved)
+    assert answer.code == code
+    message = "run.jsonl belongs to other cases; changed since the run: neg.yaml"
+    assert (message in " ".join(answer.err.split())) == (code == 2)
+
+
 @pytest.mark.parametrize("place", [".", "a" * 5000, "a\\u0000"])
 def test_folders_that_a_saved_run_names_are_not_searched(workplace, onnxopt, place):
     (workplace / "wrong.py").write_text(
