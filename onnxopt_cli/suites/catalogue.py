@@ -32,8 +32,10 @@ from onnxopt_cli.core.result import Location
 from onnxopt_cli.core.text import (
     FreeNames,
     nearest,
+    printable,
     some_of,
 )
+from onnxopt_cli.core.untrusted_files import Malformed, TooLarge, read_regular_file
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.errors import Fault, UsageError
 from onnxopt_cli.interpret.bound.chained_nodes import bound_trajectory
@@ -388,16 +390,20 @@ def find_drift(folder: Path, files: Mapping[str, bytes]) -> Drift:
     """Compare a folder with the files that it should contain.
 
     Raises:
-        UsageError: if an existing file cannot be read.
+        UsageError: if an existing file cannot be read, or is not regular.
     """
     missing, different = [], []
     for name, data in files.items():
         path = folder / name
         try:
-            if path.read_bytes() != data:
+            if not path.exists():
+                missing.append(path)
+            elif read_regular_file(path, len(data)) != data:
                 different.append(path)
-        except FileNotFoundError:
-            missing.append(path)
+        except TooLarge:
+            different.append(path)
+        except Malformed as error:
+            raise UsageError(f"{printable(str(path))} {error}") from error
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     same = len(files) - len(missing) - len(different)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import sys
 import warnings
 from collections import Counter
 
@@ -74,10 +75,25 @@ def test_check_names_missing_and_different_files(workplace, onnxopt):
     assert onnxopt("generate", "spec", "--check").code == 0
     (workplace / "cases/spec/adam.yaml").write_text("onnxopt: 1\n")
     (workplace / "cases/spec/adagrad.yaml").unlink()
+    with (workplace / "cases/spec/momentum.yaml").open("a") as file:
+        file.write("# longer\n")
     answer = onnxopt("generate", "spec", "--check")
     assert answer.code == 1
     assert "different: cases/spec/adam.yaml" in answer.out
     assert "missing: cases/spec/adagrad.yaml" in answer.out
+    assert "different: cases/spec/momentum.yaml" in answer.out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs devices")
+@pytest.mark.parametrize("arguments", [["--check"], ["--force"]])
+def test_device_in_place_of_a_file_is_not_read(workplace, onnxopt, arguments):
+    path = workplace / "cases/spec/adam.yaml"
+    path.parent.mkdir(parents=True)
+    # Other devices, such as /dev/zero, never end.
+    path.symlink_to("/dev/null")
+    answer = onnxopt("generate", "spec", *arguments)
+    assert answer.code == 2
+    assert "cases/spec/adam.yaml is not a regular file" in " ".join(answer.err.split())
 
 
 def test_different_file_is_overwritten_only_with_force(workplace, onnxopt):
