@@ -46,11 +46,12 @@ def single_changes_of_call(call: Call[Array], kept: int) -> _Changes:
     with np.errstate(all="ignore"):
         for place, name in enumerate(names):
             yield from _values(call, place, name, without_values)
-        yield from _attributes(call)
-        yield from _scalars(call)
         if len(call.groups) > 1:
             yield SingleChange("number of tensors", "there is only one tensor", call.group(kept))
         yield from _types(call)
+        yield from _attributes(call)
+        # If a scalar is 0, the step often has no effect, so that most faults disappear.
+        yield from _scalars(call)
         for place, name in enumerate(names):
             tensors = [group[place] for group in call.groups]
             for aspect, text, changed in _in_all(tensors, partial(limited_magnitudes, name)):

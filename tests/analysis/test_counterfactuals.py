@@ -153,6 +153,8 @@ def test_changes_of_a_call_concern_operands_attributes_scalars_and_groups():
         "all operands have the shape of X",
     }  # fmt: skip
     assert len(changes["there is only one tensor"].groups) == 1
+    places = [*changes].index
+    assert places("there is only one tensor") < places("norm_coefficient is 0") < places("T is 1")
     finite = changes["no element of any input is NaN"]
     assert np.isfinite([tensor.sum() for tensor in finite.inputs]).all()
     assert changes["T is not negative"].scalars[1] == 3
