@@ -4,7 +4,7 @@ The weight of a pixel is 0 if the distance from a point to the pixel is the radi
 interpolation. An implementation may skip this pixel or multiply it by 0. If the pixel is NaN or
 infinite, the product is NaN. Linear interpolation may also be computed as ``a + t * (b - a)``,
 which is NaN if a is infinite. The specification prescribes none of these forms, so all of their
-results are right.
+results are right. ``RoiAlign`` averages interpolations.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _RADIUS = {b"linear": 1, b"bilinear": 1, b"cubic": 2, b"bicubic": 2}
 # If a coordinate should be an integer but is rounded, a weight that should be 0 is less than
 # _NEGLIGIBLE.
 _NEGLIGIBLE = 2.0**-12
+# The operator that averages interpolations over regions.
+_REGIONS = "RoiAlign"
 # An index beyond the end of all axes.
 _BEYOND = np.iinfo(np.int64).max // 2
 
 
 def interpolates_special(node: Any, operands: Sequence[Any]) -> bool:
     """Return whether a node interpolates between pixels of which some are NaN or infinite."""
-    if node.op_type not in INTERPOLATING or operands[0].dtype.kind not in "fV":
+    if node.op_type not in {*INTERPOLATING, _REGIONS} or operands[0].dtype.kind not in "fV":
         return False
     return _radius(node) > 0 and not np.isfinite(operands[0]).all()
 
@@ -56,6 +58,8 @@ def with_special_pixels(
             pixels is NaN or infinite, even if the weight of this pixel is 0.
     """
     x, *other_operands = operands
+    if skips and node.op_type == _REGIONS:
+        return _without_zeros(compute, operands, output)
     if skips:
         with _skipping_zeros(), np.errstate(invalid="ignore"):
             return np.asarray(compute(x, *other_operands)[0])
@@ -78,8 +82,25 @@ def _attribute(node: Any, name: str) -> Any:
 
 def _radius(node: Any) -> int:
     """Return the radius of a node's interpolation; 0 if it selects the nearest pixel."""
+    if node.op_type == _REGIONS:
+        return 1
     default = b"linear" if node.op_type == "GridSample" else b"nearest"
     return _RADIUS.get(_attribute(node, "mode") or default, 0)
+
+
+def _without_zeros(
+    compute: Callable[..., Sequence[Any]], operands: Sequence[Any], output: Array
+) -> Array:
+    """Return the output of RoiAlign if pixels of weight 0 are skipped. No weight is negative."""
+    x, *other_operands = operands
+    parts = np.where(np.isfinite(x), x, 0), np.isposinf(x), np.isneginf(x), np.isnan(x)
+    finite, plus, minus, nan = (
+        np.asarray(compute(part.astype(x.dtype), *other_operands)[0]) for part in parts
+    )
+    is_plus, is_minus = plus > _NEGLIGIBLE, minus > _NEGLIGIBLE
+    is_nan = (nan > _NEGLIGIBLE) | (is_plus & is_minus)
+    values = np.select([is_nan, is_plus, is_minus], [np.nan, np.inf, -np.inf], finite)
+    return values.astype(output.dtype)
 
 
 def _skipping_zeros() -> AbstractContextManager[None]:
@@ -136,7 +157,25 @@ def _marking(radius: int, margin: int) -> AbstractContextManager[None]:
     return replaced(
         (reference_modules().op_resize, "_interpolate_1d_along_axis", resized),
         (grids, "_interpolated", sampled),
+        (reference_modules().op_roi_align, "PreCalc", _MarkedCorners),
     )
+
+
+class _MarkedCorners:
+    """The corners of a point of RoiAlign, each with the weight 1, or 0 outside of the image.
+
+    onnx's reference sets ``w1`` first. Outside of the image, it sets the integer 0.
+    """
+
+    pos1 = pos2 = pos3 = pos4 = 0
+    w1 = w2 = w3 = w4 = 0.0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "w1":
+            value = float(not isinstance(value, int))
+        elif name.startswith("w"):
+            value = self.w1
+        super().__setattr__(name, value)
 
 
 def _resize_weights(

@@ -13,7 +13,7 @@ INF, NAN = np.inf, np.nan
 
 def accepts(inputs, attributes, value, operator="Resize"):
     """Return which elements of a value are accepted as the output of a node."""
-    names = [*inputs] if operator == "GridSample" else ["x", "", "scales"]
+    names = ["x", "", "scales"] if operator == "Resize" else [*inputs]
     node = helper.make_node(operator, names, ["y"], **attributes)
     infos = [
         helper.make_tensor_value_info(
@@ -107,3 +107,23 @@ def test_grid_sample_clips_coordinates_before_or_after_it_chooses_pixels():
     for value in (-2, NAN):
         assert accepts(inputs, attributes, [[[[value]]]], "GridSample").all()
     assert not accepts(inputs, attributes, [[[[3]]]], "GridSample").any()
+
+
+def test_roi_align_interpolates_next_to_infinity():
+    image = np.array([[[[1, INF, 3, 4], [5, 6, 7, NAN]]]], np.float32)
+    # The first two points coincide with the pixels 1 and 3. The third point is between 1 and
+    # infinity, the fourth between 6 and 7, and the last one is outside of the image.
+    points = np.array([[0, 0], [2, 0], [0.5, 0], [1.5, 1], [9, 0]], np.float32)
+    regions = np.concatenate((points - 0.5, points + 0.5), axis=1)
+    inputs = {
+        "x": image,
+        "rois": regions.astype(np.float32),
+        "batch": np.zeros(len(regions), np.int64),
+    }
+    attributes = {"sampling_ratio": 1, "coordinate_transformation_mode": "output_half_pixel"}
+    for value in ([1, 3, INF, 6.5, 0], [NAN, NAN, NAN, 6.5, 0]):
+        right = accepts(inputs, attributes, np.reshape(value, (5, 1, 1, 1)), "RoiAlign")
+        assert right.all(), value
+    for value in ([2, 2, 2, NAN, NAN], [INF, INF, -INF, 6, 1]):
+        right = accepts(inputs, attributes, np.reshape(value, (5, 1, 1, 1)), "RoiAlign")
+        assert not right.any(), value
