@@ -245,7 +245,28 @@ def recurrent_case():
     return node, inputs, second, first
 
 
+def mel_case():
+    inputs = {
+        name: np.array(value, dtype)
+        for name, value, dtype in (
+            ("bands", 3, np.int64),
+            ("length", 32, np.int64),
+            ("rate", 8000, np.int64),
+            ("low", 200, np.float32),
+            ("high", 3700, np.float32),
+        )
+    }
+    mels = np.linspace(*(2595 * np.log10(1 + edge / 700) for edge in (200, 3700)), 5)
+    edges = np.floor(33 * 700 * (10 ** (mels / 2595) - 1) / 8000)
+    places = np.arange(17)[:, np.newaxis]
+    left, center, right = (edges[start : start + 3] for start in range(3))
+    rising, falling = (places - left) / (center - left), (right - places) / (right - center)
+    second = np.clip(np.minimum(rising, falling), 0, None)
+    return helper.make_node("MelWeightMatrix", list(inputs), ["Y"]), inputs, second
+
+
 CASES = {
+    "MelWeightMatrix": mel_case,
     "RNN": recurrent_case,
     "Gemm, beta": gemm_without_bias_case,
     "Gemm, alpha": gemm_without_product_case,

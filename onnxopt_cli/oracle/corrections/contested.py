@@ -304,6 +304,18 @@ def _without_product(
     return first(node, a, b, c, **attributes)
 
 
+def _to_upper_edge(
+    first: Any, node: Any, bands: Any, length: Any, rate: Any, low: Any, high: Any, **kwargs: Any
+) -> Any:
+    """Let the highest band end at the upper edge.
+
+    n bands have n + 2 edges, and therefore n + 1 steps. The reference divides the range by n + 2.
+    """
+    lowest, highest = (2595 * np.log10(1 + np.float64(edge) / 700) for edge in (low, high))
+    beyond = lowest + (highest - lowest) * (bands + 2) / (bands + 1)
+    return first(node, bands, length, rate, low, 700 * (10 ** (beyond / 2595) - 1), **kwargs)
+
+
 def _has_doubles(_attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
     return any(getattr(x, "dtype", None) == np.float64 for x in inputs)
 
@@ -433,6 +445,29 @@ CONTESTED: tuple[Contested, ...] = (
         concerns=_has_nan_bound,
         place="op_clip.Clip_11._run",
         second=_clipped_by_body,
+    ),
+    Contested(
+        name="MelWeightMatrix: the upper end of the highest band",
+        operators=("MelWeightMatrix",),
+        readings=(
+            Quotation(
+                "mel_step = (high_frequency_mel - low_frequency_mel) / frequency_bins.shape[0]",
+                "reference, op_mel_weight_matrix.py; also the published case test_melweightmatrix",
+                f"{_TREE}/reference/ops/op_mel_weight_matrix.py",
+            ),
+            Quotation(
+                "The desired top edge of the highest frequency band.",
+                "text of MelWeightMatrix 17, input upper_edge_hertz",
+                f"{_DOCUMENTS}/onnx__MelWeightMatrix.html",
+            ),
+        ),
+        outcome=(
+            "n bands have steps of 1 / (n + 2) of the range, so that the highest band ends below",
+            "n bands have n + 2 edges, of which the last one is the upper edge",
+        ),
+        concerns=lambda _attributes, _inputs, _opset: True,
+        place="op_mel_weight_matrix.MelWeightMatrix._run",
+        second=_to_upper_edge,
     ),
     Contested(
         name="MaxUnpool: the tensor to which indices refer if output_shape is given",
