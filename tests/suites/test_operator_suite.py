@@ -272,6 +272,41 @@ def test_row_that_is_aligned_to_the_first_axis_changes_the_result(operator, name
     assert not all(map(same, outputs(column), outputs(node)))
 
 
+@pytest.mark.parametrize(
+    "operator", [operator for operator in OPERATORS if "image_row" in boundaries(operator)]
+)
+def test_the_axis_of_an_operand_changes_the_result(operator):
+    by_channel, by_column = (draw_boundary(operator, name) for name in ("channels", "image_row"))
+    images, values = by_channel.values
+    first = replace(by_channel, values=[images, np.broadcast_to(values[0], values.shape)])
+    right, of_columns = outputs(by_channel), outputs(by_column)
+    assert not all(map(same, outputs(first), right))
+    assert not all(map(same, of_columns, right))
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        (operator, name)
+        for operator in OPERATORS
+        for name in boundaries(operator)
+        if name.endswith("_set_to_zero")
+    ],
+)
+def test_an_attribute_of_zero_is_not_its_default(operator, name):
+    node = draw_boundary(operator, name)
+    zeros = [key for key, value in node.attributes.items() if value == 0]
+    kept = {key: value for key, value in node.attributes.items() if key not in zeros}
+    assert zeros
+    assert not all(map(same, outputs(replace(node, attributes=kept)), outputs(node)))
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool"])
+def test_an_extreme_element_beside_missing_numbers_is_missing(operator):
+    (result,) = outputs(draw_boundary(operator, "missing_numbers"))
+    assert np.isnan(result).ravel().tolist() == [False] + [True] * 12
+
+
 def test_doubles_rounded_to_float32_change_the_result():
     unchanged = []
     for operator in OPERATORS:

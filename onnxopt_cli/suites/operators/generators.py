@@ -12,6 +12,7 @@ from onnx.defs import OpSchema
 
 from onnxopt_cli.suites.operators.attention_nodes import ATTENTION
 from onnxopt_cli.suites.operators.boundaries.boundary_attributes import boundary_attributes
+from onnxopt_cli.suites.operators.boundaries.boundary_broadcasts import boundary_broadcasts
 from onnxopt_cli.suites.operators.boundaries.boundary_elements import boundary_elements
 from onnxopt_cli.suites.operators.boundaries.boundary_extents import boundary_extents
 from onnxopt_cli.suites.operators.boundaries.boundary_forms import boundary_forms
@@ -129,7 +130,7 @@ def _boundaries_by_version() -> Mapping[tuple[str, int], Mapping[str, Callable[[
         *(boundary_limits(), boundary_integers(), boundary_forms()),
         *(boundary_attributes(), boundary_sums(), boundary_ranks(), boundary_graphs()),
         *(boundary_extents(), boundary_trees(), boundary_operands(), boundary_elements()),
-        boundary_options(),
+        *(boundary_options(), boundary_broadcasts()),
         directed_draws(GENERATORS),
     )
     by_version: dict[tuple[str, int], dict[str, Callable[[NodeDraft], None]]] = {}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: The name of the suite.
 OPERATORS = "operators"
 #: The version of the suite. Increment the version when a case is added, removed or changed.
-VERSION = "15"
+VERSION = "16"
 _SELECTION = "selected_seeds.json"
 
 

@@ -1,4 +1,4 @@
-"""Nodes with attributes that the generators never set, or always set to the same value.
+"""Nodes with attributes that the generators never set, or set to few values.
 
 Examples are tables given as tensors, groups of channels, transformations of scores, padding longer
 than the axis, and subgraphs with several states.
@@ -45,6 +45,7 @@ def boundary_attributes() -> Iterator[tuple[str, str, Generator]]:
     yield from _output_shapes()
     yield from _omitted_values()
     yield from _states()
+    yield from _zeros()
 
 
 def _tables() -> Iterator[tuple[str, str, Generator]]:
@@ -372,3 +373,49 @@ def _states() -> Iterator[tuple[str, str, Generator]]:
     exceptional = np.array([np.inf, np.nan], np.float32)
     scaled = fixed_node(items, exceptional, body=product_body)
     yield "SequenceMap", "exceptional_tensor", scaled
+
+
+def _zeros() -> Iterator[tuple[str, str, Generator]]:
+    """Yield attributes that are 0 although their default is another number."""
+    x = distinct(2, 6) / 4
+    for operator, name in (
+        ("HardSigmoid", "alpha"),
+        ("LeakyRelu", "alpha"),
+        ("Selu", "alpha"),
+        ("Selu", "gamma"),
+        ("Shrink", "lambd"),
+        ("Swish", "alpha"),
+        ("ThresholdedRelu", "alpha"),
+    ):
+        attributes: dict[str, Any] = {name: 0.0}
+        yield operator, f"{name}_set_to_zero", fixed_node(x, **attributes)
+    yield "SwiGLU", "alpha_set_to_zero", fixed_node(x, distinct(2, 6) / 2 + 1, alpha=0.0)
+    image = distinct(2, 3, 2, 2)
+    for name, others in (
+        ("bias", {"alpha": 2.0}),
+        ("beta", {"bias": 2.0}),
+        ("alpha", {"bias": 2.0}),
+    ):
+        attributes = {"size": 3, **others, name: 0.0}
+        yield "LRN", f"{name}_set_to_zero", fixed_node(image, **attributes)
+    channels = np.array([2.0, -1.0, 0.5], np.float32)
+    small = image / 1024
+    stem = "epsilon_set_to_zero"
+    variances = np.array([1e-6, 4e-6, 2e-5], np.float32)
+    batch = fixed_node(small, channels, channels, small[0, :, 0, 0], variances, epsilon=0.0)
+    yield "BatchNormalization", stem, batch
+    for operator in ("InstanceNormalization", "GroupNormalization"):
+        groups: dict[str, Any] = {"num_groups": 3} if operator[0] == "G" else {}
+        normalized = fixed_node(small, channels, channels, epsilon=0.0, **groups)
+        yield operator, stem, normalized
+    for operator in ("LayerNormalization", "RMSNormalization"):
+        rows = fixed_node(distinct(2, 3) / 8192, channels, epsilon=0.0)
+        yield operator, stem, rows
+    texts = np.array(["a", "b", "c"], object)
+    mapped = fixed_node(texts, cats_strings=["a", "b"], cats_int64s=[5, 7], default_int64=0)
+    yield "CategoryMapper", "default_set_to_zero", mapped
+    encoded = fixed_node(texts, keys_strings=["a", "b"], values_int64s=[5, 7], default_int64=0)
+    yield "LabelEncoder", "default_set_to_zero", encoded
+    scales = np.array([1, 1, 1.5, 2], np.float32)
+    resized = fixed_node(distinct(1, 1, 4, 3), None, scales, mode="cubic", cubic_coeff_a=0.0)
+    yield "Resize", "cubic_coefficient_set_to_zero", resized

@@ -36,6 +36,7 @@ def boundary_elements() -> Iterator[tuple[str, str, Generator]]:
     yield from _integers()
     yield from _precise()
     yield from _probabilities()
+    yield from _missing()
 
 
 def _floats(*values: Any) -> Array:
@@ -134,10 +135,16 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
     copied = _floats(_NAN, _INF, -_INF, 0.0)
     places = int64s([1], [3])
     yield "ScatterND", "missing_data", fixed_node(copied, places, _floats(5.0, 7.0))
-    truths = np.array([[True, False], [False, False], [True, True]])
-    yield "ReduceMax", "truths", fixed_node(truths, int64s(1))
     repeated = _floats(_INF, largest, -_INF, _INF, -largest, -_INF)
     yield "Unique", "infinite", fixed_node(repeated, outputs=4)
+    numbers = _floats(0.0, 1.0, -2.0, _INF, -_INF, _NAN)
+    gates, factors = (x.copy() for x in np.broadcast_arrays(numbers[:, None], numbers))
+    yield "SwiGLU", "exceptional_pairs", fixed_node(gates, factors)
+    # The elements of each row are equal in float16.
+    near = _floats([1.0, 1 + 2.0**-22, -1.0], [-3.0, -3 - 2.0**-21, -3 + 2.0**-21])
+    yield "Hardmax", "neighbors", fixed_node(near)
+    deep = (np.arange(24) % 3 == 0).reshape(3, 1, 2, 1, 4)
+    yield "Not", "five_axes", fixed_node(deep)
     bits = _floats(_NAN, 1.0, -_INF)
     yield "BitCast", "missing", fixed_node(bits, to=TensorProto.INT32)
     numbers = _floats(_NAN, _INF, -2.0).astype(DTYPES["float8_e5m2"])
@@ -256,3 +263,16 @@ def _probabilities() -> Iterator[tuple[str, str, Generator]]:
     yield "LinearClassifier", "labels_that_end_in_zero", texts
     shares = fixed_node(x, targets=3, post_transform="SOFTMAX", **attributes)
     yield "LinearRegressor", "far_softmax", shares
+
+
+def _missing() -> Iterator[tuple[str, str, Generator]]:
+    """Yield rows that begin with one to twelve NaN, and a vector with three NaN."""
+    count = 13
+    rows = np.where(np.arange(count) < np.arange(count)[:, None], _NAN, np.arange(count))
+    rows = rows.astype(np.float32)
+    vector = _floats(_NAN, _NAN, _NAN, 42.0)
+    for operator in ("ReduceMax", "ReduceMin"):
+        yield operator, "missing_numbers", fixed_node(rows, int64s(1))
+        yield operator, "three_missing", fixed_node(vector, int64s(0))
+    yield "GlobalMaxPool", "missing_numbers", fixed_node(rows[None])
+    yield "MaxPool", "missing_numbers", fixed_node(rows[None], kernel_shape=[count])

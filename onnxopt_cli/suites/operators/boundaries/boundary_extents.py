@@ -30,6 +30,11 @@ def boundary_extents() -> Iterator[tuple[str, str, Generator]]:
     yield from _quantized()
     yield from _grams()
     yield from _boxes()
+    yield from _long_rows()
+    yield from _updated_often()
+    yield from _many_classes()
+    yield from _many_trees()
+    yield from _growing_parts()
 
 
 def _many_windows() -> Iterator[tuple[str, str, Generator]]:
@@ -173,3 +178,120 @@ def _boxes() -> Iterator[tuple[str, str, Generator]]:
     yield suppression, "limit_of_eight", fixed_node(boxes, ranks, np.array([8]))
     scattered = fixed_node(distinct(4, 3), int64s([-1, 0, 1]), distinct(1, 3) / 2)
     yield "Scatter", "negative_index", scattered
+
+
+def _long_rows() -> Iterator[tuple[str, str, Generator]]:
+    """Yield rows of 20 elements with the values of attributes that select another computation."""
+    stem = "twenty_columns"
+    x = distinct(3, 20)
+    for norm in ("MAX", "L1", "L2"):
+        yield "Normalizer", f"{stem}_{norm.lower()}", fixed_node(np.abs(x) + 1, norm=norm)
+    for p in (1, 2):
+        yield "LpNormalization", f"{stem}_{p}", fixed_node(x, p=p)
+    for p in (1, 3):
+        yield "LpPool", f"{stem}_{p}", fixed_node(x[None], kernel_shape=[20], p=p)
+        yield "GlobalLpPool", f"{stem}_{p}", fixed_node(x[None], p=p)
+    backward: dict[str, Any] = {"exclusive": 1, "reverse": 1}
+    yield "CumSum", f"{stem}_backward", fixed_node(x, np.array(1), **backward)
+    factors = np.abs(x) / 8 + np.float32(0.75)
+    yield "CumProd", f"{stem}_backward", fixed_node(factors, np.array(1), **backward)
+    ties = np.round(x / 4)
+    for operator in ("ArgMax", "ArgMin"):
+        yield operator, f"{stem}_last", fixed_node(ties, axis=1, select_last_index=1)
+    yield "LRN", "twenty_channels", fixed_node(x[:, :, None, None], size=11, alpha=2.0)
+    lengths = int64s(*(k * 7 % 5 for k in range(20)))
+    yield "ReverseSequence", "twenty_sequences", fixed_node(distinct(4, 20), lengths)
+    # The largest and the least element are at the end.
+    image = np.linspace(-1, 3, 300, dtype=np.float32).reshape(1, 1, 12, 25)
+    yield "GlobalMaxPool", "largest_at_end", fixed_node(image)
+    yield "GlobalAveragePool", "largest_at_end", fixed_node(image**3)
+    for stem, sign in (("largest", 1), ("least", -1)):
+        dynamic = fixed_node(sign * image.ravel() ** 3 + 1)
+        yield "DynamicQuantizeLinear", f"{stem}_at_end", dynamic
+    region = np.array([[0.25, 0.5, 5.5, 6.0]], np.float32)
+    for mode in ("avg", "max"):
+        attributes: dict[str, Any] = {"mode": mode, "sampling_ratio": 5}
+        pooled = fixed_node(distinct(1, 1, 8, 8), region, int64s(0), **attributes)
+        yield "RoiAlign", f"many_samples_{mode}", pooled
+
+
+def _updated_often() -> Iterator[tuple[str, str, Generator]]:
+    """Yield reductions of 20 updates of three elements."""
+    data, updates = np.array([1.5, -2.0, 0.5], np.float32), distinct(20) / 8 + 1
+    places = np.arange(20) * 5 % 7 % 3
+    for reduction in ("add", "mul", "max", "min"):
+        stem = f"twenty_updates_{reduction}"
+        updated = fixed_node(data, places, updates, reduction=reduction)
+        yield "ScatterElements", stem, updated
+        updated = fixed_node(data, places[:, None], updates, reduction=reduction)
+        yield "ScatterND", stem, updated
+
+
+def _many_classes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield losses and linear models of 12 classes, and models with 20 features."""
+    stem = "twelve_classes"
+    scores = distinct(20, 12) / 4
+    labels = np.arange(20) * 5 % 12
+    weights = np.abs(distinct(12)) + np.float32(0.5)
+    for operator in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"):
+        for reduction in ("none", "sum", "mean"):
+            loss = fixed_node(scores, labels, weights, reduction=reduction)
+            yield operator, f"{stem}_{reduction}", loss
+    x = distinct(3, 20) / 4
+    coefficients = (distinct(12, 20) / 8).ravel().tolist()
+    linear: dict[str, Any] = {
+        "coefficients": coefficients,
+        "intercepts": (distinct(12) / 2).tolist(),
+    }
+    for transform in ("NONE", "LOGISTIC", "SOFTMAX"):
+        attributes: dict[str, Any] = {"classlabels_ints": [*range(5, 41, 3)], **linear}
+        model = fixed_node(x, outputs=2, post_transform=transform, **attributes)
+        yield "LinearClassifier", f"{stem}_{transform.lower()}", model
+    yield "LinearRegressor", "twelve_targets", fixed_node(x, targets=12, **linear)
+    vectors: dict[str, Any] = {
+        "support_vectors": coefficients[:60],
+        "coefficients": [1.0, -0.5, 0.25],
+        "kernel_params": [0.125, 0.5, 2.0],
+        "n_supports": 3,
+        "rho": [-0.25],
+    }
+    for kernel in ("LINEAR", "POLY", "RBF", "SIGMOID"):
+        machine = fixed_node(x, kernel_type=kernel, **vectors)
+        yield "SVMRegressor", f"twenty_features_{kernel.lower()}", machine
+
+
+def _many_trees() -> Iterator[tuple[str, str, Generator]]:
+    """Yield ensembles of 12 trees that are combined in each way."""
+    count = 12
+    splits: dict[str, Any] = {
+        "nodes_treeids": np.repeat(range(count), 3).tolist(),
+        "nodes_nodeids": [0, 1, 2] * count,
+        "nodes_featureids": np.repeat(np.arange(count) % 4, 3).tolist(),
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * count,
+        "nodes_values": np.repeat(distinct(count), 3).tolist(),
+        "nodes_truenodeids": [1, 0, 0] * count,
+        "nodes_falsenodeids": [2, 0, 0] * count,
+        "nodes_missing_value_tracks_true": [0] * 3 * count,
+        "target_treeids": np.repeat(range(count), 2).tolist(),
+        "target_nodeids": [1, 2] * count,
+        "target_ids": [0] * 2 * count,
+        "target_weights": distinct(2 * count).tolist(),
+        "n_targets": 1,
+    }
+    for function in ("SUM", "AVERAGE", "MIN", "MAX"):
+        ensemble = fixed_node(distinct(5, 4), aggregate_function=function, **splits)
+        yield "TreeEnsembleRegressor", f"twelve_trees_{function.lower()}", ensemble
+
+
+def _growing_parts() -> Iterator[tuple[str, str, Generator]]:
+    """Yield parts of which later ones are longer than the first."""
+    stem = "growing"
+    columns = [distinct(2, count) + count for count in (1, 3, 2)]
+    yield "ConcatFromSequence", f"{stem}_columns", fixed_node(columns, axis=-1)
+    yield "ConcatFromSequence", f"{stem}_pair", fixed_node(columns[:2], axis=1)
+    yield "Concat", f"{stem}_columns", fixed_node(*columns, axis=-1)
+    yield "Concat", f"{stem}_pair", fixed_node(*columns[:2], axis=1)
+    joined = fixed_node(*columns, inputdimensions=[1, 3, 2])
+    yield "FeatureVectorizer", f"{stem}_columns", joined
+    row = distinct(7)
+    yield "Split", stem, fixed_node(row, int64s(1, 2, 4), outputs=3)

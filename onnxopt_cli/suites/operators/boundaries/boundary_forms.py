@@ -204,6 +204,9 @@ def _sequences() -> Iterator[tuple[str, str, Generator]]:
     yield "ConcatFromSequence", "empty_items", fixed_node(items, axis=0)
     yield "OptionalHasElement", "empty_sequence", fixed_node([])
     yield "OptionalHasElement", "empty_tensor", fixed_node(empty)
+    for stem, element in (("false", False), ("zero", np.float32(0)), ("empty_text", "")):
+        value = np.array(element, object if stem == "empty_text" else None)
+        yield "OptionalHasElement", stem, fixed_node(value)
 
 
 def _attribute_tensors() -> Iterator[tuple[str, str, Generator]]:

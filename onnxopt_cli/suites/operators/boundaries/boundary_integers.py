@@ -40,6 +40,7 @@ def boundary_integers() -> Iterator[tuple[str, str, Generator]]:
     yield from _places()
     yield from _ignored_targets()
     yield from _features()
+    yield from _unsigned()
 
 
 def _positions() -> Iterator[tuple[str, str, Generator]]:
@@ -258,3 +259,32 @@ def _features() -> Iterator[tuple[str, str, Generator]]:
         n_targets=1,
     )
     yield "TreeEnsembleRegressor", stem, trees
+
+
+def _unsigned() -> Iterator[tuple[str, str, Generator]]:
+    """Yield unsigned numbers that int64 and double cannot represent, which remain unchanged."""
+    stem = "unsigned_beyond_32_bits"
+    numbers = np.array([2**63 + 5, 3, 2**64 - 1], np.uint64)
+    square = np.array([[0, 1, 0], [0, 0, 1], [1, 0, 0]], np.uint64)
+    axis = int64s(0)
+    yield "Identity", stem, fixed_node(numbers)
+    yield "OptionalGetElement", stem, fixed_node(numbers)
+    yield "SequenceInsert", stem, fixed_node([numbers, numbers - 1], numbers - 2)
+    yield "Split", stem, fixed_node(numbers, num_outputs=2, outputs=2)
+    yield "SplitToSequence", stem, fixed_node(numbers)
+    yield "Unique", stem, fixed_node(numbers, outputs=4)
+    yield "OneHot", stem, fixed_node(int64s(1, 0), np.array(2), numbers[:2])
+    yield "ReverseSequence", stem, fixed_node(numbers.reshape(3, 1), int64s(3))
+    places = int64s(2, 0)
+    yield "ScatterElements", stem, fixed_node(numbers, places, numbers[:2] - 1)
+    yield "CumProd", stem, fixed_node(numbers[:1], np.array(0))
+    # Each row beside the numbers leaves them unchanged.
+    for name, neutral in (("Max", 0), ("Min", 2**64 - 1), ("Sum", 0), ("Prod", 1), ("L1", 0)):
+        rows = np.stack([numbers, np.full(3, neutral, np.uint64)])
+        yield f"Reduce{name}", stem, fixed_node(rows, axis)
+    yield "MatMul", stem, fixed_node(square, numbers.reshape(3, 1))
+    yield "Gemm", stem, fixed_node(square, numbers.reshape(3, 1))
+    yield "Einsum", stem, fixed_node(square, numbers, equation="ij,j->i")
+    image = numbers.reshape(1, 1, 3)
+    doubled = np.array([1, 1, 2], np.float32)
+    yield "Resize", stem, fixed_node(image, None, doubled, mode="nearest")

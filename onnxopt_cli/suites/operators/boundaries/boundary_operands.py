@@ -1,4 +1,4 @@
-"""Nodes with equal operands, and nodes with negative or descending axes of equal lengths.
+"""Nodes with equal operands, and nodes with negative, descending or outer axes of equal lengths.
 
 An implementation may simplify a node whose operands are equal. If the axes of a tensor have the
 same length, a wrong axis does not change the shape of the result.
@@ -30,6 +30,7 @@ def boundary_operands() -> Iterator[tuple[str, str, Generator]]:
     yield from _ignored_first_class()
     yield from _negative_axes()
     yield from _descending_axes()
+    yield from _apart_axes()
 
 
 def _equal_operands() -> Iterator[tuple[str, str, Generator]]:
@@ -126,3 +127,18 @@ def _descending_axes() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "cube_descending_axes", reduced
     starts, ends, steps = int64s(2, 0), int64s(0, 3), int64s(-1, 2)
     yield "Slice", "cube_descending_axes", fixed_node(cube, starts, ends, int64s(-1, 0), steps)
+
+
+def _apart_axes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield the first and the last axis of cubes."""
+    cube, stem = distinct(3, 3, 3), "cube_outer_axes"
+    axes = int64s(0, 2)
+    yield "Slice", stem, fixed_node(cube, int64s(1, 0), int64s(3, 2), axes)
+    yield "Pad", stem, fixed_node(cube, int64s(1, 0, 0, 2), np.float32(9), axes)
+    yield "CenterCropPad", stem, fixed_node(cube, int64s(1, 5), axes=[0, 2])
+    yield "MeanVarianceNormalization", stem, fixed_node(cube, axes=[0, 2])
+    yield "Unsqueeze", stem, fixed_node(cube[0], axes)
+    thin = cube.reshape(1, 3, 1, 9)
+    yield "Squeeze", stem, fixed_node(thin, axes)
+    scales = np.array([2.0, 0.5], np.float32)
+    yield "Resize", stem, fixed_node(distinct(4, 4, 4), None, scales, axes=[0, 2])

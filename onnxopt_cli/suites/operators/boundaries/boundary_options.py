@@ -89,6 +89,12 @@ def _attention() -> Iterator[tuple[str, str, Generator]]:
     past = (None, past_keys, past_values)
     attended = fixed_node(queries, keys, values, *past, is_causal=1, outputs=3)
     yield "Attention", "short_past_causal", attended
+    images = [distinct(2, 2, 3, 4) * factor for factor in (0.5, 0.25, 1.0)]
+    masks = distinct(2, 3, 3)
+    # The batch is as large as the number of heads, which the first axis of the mask counts.
+    yield "Attention", "mask_of_heads", fixed_node(*images, masks, outputs=1)
+    visible = (masks > 0) | np.eye(3, dtype=bool)
+    yield "Attention", "mask_of_heads_bool", fixed_node(*images, visible, outputs=1)
     heads: dict[str, Any] = {"q_num_heads": 2, "kv_num_heads": 2, "update_rule": "gated"}
     packed = [distinct(1, 3, 4) * factor for factor in (0.5, 0.25, 1.0)]
     state = distinct(1, 2, 2, 2) * 2000

@@ -7,8 +7,10 @@ with as many axes as their tensor.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
     REDUCTIONS,
@@ -23,6 +25,7 @@ from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
 def boundary_ranks() -> Iterator[tuple[str, str, Generator]]:
     """Yield the operator, the name and the generator of each node of this module."""
     yield from _eighth_axis()
+    yield from _five_axes()
     yield from _zero_points()
     yield from _vectors()
     yield from _empty()
@@ -46,6 +49,35 @@ def _eighth_axis() -> Iterator[tuple[str, str, Generator]]:
     for upper in (0, 1):
         square = fixed_node(distinct(10, 10), np.array(8 - 16 * (1 - upper)), upper=upper)
         yield "Trilu", f"eighth_diagonal_{'upper' if upper else 'lower'}", square
+
+
+def _five_axes() -> Iterator[tuple[str, str, Generator]]:
+    """Yield tensors of five axes for operators whose other nodes have at most four axes."""
+    stem = "five_axes"
+    x = distinct(3, 1, 2, 1, 2)
+    yield "BitCast", stem, fixed_node(x, to=TensorProto.INT32)
+    yield "Cast", stem, fixed_node(x, to=TensorProto.INT32)
+    yield "CastLike", stem, fixed_node(x, int64s(0))
+    yield "Clip", stem, fixed_node(x, np.float32(-2), np.float32(3))
+    yield "Shrink", stem, fixed_node(x, lambd=2.5, bias=0.25)
+    yield "ConcatFromSequence", stem, fixed_node([x, x / 2], axis=2)
+    yield "ConstantOfShape", stem, fixed_node(int64s(*x.shape))
+    yield "Det", stem, fixed_node(distinct(3, 1, 2, 2, 2))
+    yield "OneHot", stem, fixed_node(np.abs(x).astype(np.int64), np.array(4), int64s(2, 7), axis=2)
+    yield "OptionalGetElement", stem, fixed_node(x)
+    yield "SequenceAt", stem, fixed_node([x, -x], np.array(1))
+    yield "SplitToSequence", stem, fixed_node(x, np.array(1), axis=2)
+    yield "Unique", stem, fixed_node(np.round(x / 8), axis=2, outputs=4)
+    places = np.broadcast_to(int64s([1, 0]).reshape(1, 1, 2, 1, 1), x.shape).copy()
+    yield "Scatter", stem, fixed_node(x, places, -x, axis=2)
+    yield "Binarizer", stem, fixed_node(x, threshold=0.5)
+    texts = np.array([f"{number:g} a" for number in x.ravel()], object).reshape(x.shape)
+    yield "RegexFullMatch", stem, fixed_node(texts, pattern="-.*")
+    yield "StringSplit", stem, fixed_node(texts, outputs=2)
+    labels: dict[str, Any] = {"cats_strings": ["3 a", "-5 a"], "cats_int64s": [5, 7]}
+    yield "CategoryMapper", stem, fixed_node(texts, **labels)
+    keys: dict[str, Any] = {"keys_strings": ["3 a", "-5 a"], "values_int64s": [5, 7]}
+    yield "LabelEncoder", stem, fixed_node(texts, **keys)
 
 
 def _zero_points() -> Iterator[tuple[str, str, Generator]]:

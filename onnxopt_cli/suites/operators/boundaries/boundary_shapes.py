@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 
 from onnxopt_cli.core.values import DTYPES, Array
-from onnxopt_cli.suites.operators.boundaries.fixed_nodes import Generator, distinct, fixed_node
+from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    Generator,
+    distinct,
+    fixed_node,
+    int64s,
+)
 from onnxopt_cli.suites.operators.node_draft import NodeDraft, Shape
 
 _FLOAT = np.dtype(np.float32)
@@ -135,6 +140,7 @@ _EQUATIONS: Sequence[tuple[str, str, tuple[Shape, ...]]] = (
     ("upper_case", "CB,BA", ((3, 2), (2, 4))),
     ("broadcast", "...ij,...jk", ((2, 1, 2, 3), (1, 4, 3, 2))),
     ("diagonals", "iijj->ij", ((2, 2, 3, 3),)),
+    ("mixed_case", "aBc,cD", ((2, 3, 2), (2, 4))),
 )
 
 
@@ -334,6 +340,7 @@ def _patterns(draft: NodeDraft, *, pattern: str) -> None:
 def boundary_shapes() -> Iterator[tuple[str, str, Generator]]:
     """Yield the operator, the name and the generator of each node of this module."""
     yield from _operands()
+    yield from _rows_of_squares()
     yield from _matrices()
     yield from _windows()
     yield from _images()
@@ -354,12 +361,16 @@ def _operands() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "scalar_first", partial(_square, shapes=((), (2, 3)))
         yield operator, "scalar_second", partial(_square, shapes=((2, 3), ()))
         yield operator, "single_first", partial(_square, shapes=((1, 1, 1), (2, 3)))
-        yield operator, "single_second", partial(_square, shapes=((2, 3), (1,)))
+        if operator not in (*_ARITHMETIC, *_COMPARISONS):
+            yield operator, "single_second", partial(_square, shapes=((2, 3), (1,)))
     for operator in (*_PAIRED, "PRelu"):
         if operator not in _COMPARISONS:
             yield operator, "square_row", partial(_square, shapes=((3, 3), (3,)))
             if operator != "PRelu":
                 yield operator, "square_first", partial(_square, shapes=((3,), (3, 3)))
+
+
+def _rows_of_squares() -> Iterator[tuple[str, str, Generator]]:
     # Every comparison has a different result if the row is read as a column.
     row = np.array([1, 2, 3], np.float32)
     table = np.array([[1, 1, 3], [2, 2, 2], [3, 3, 1]], np.float32)
@@ -480,6 +491,12 @@ def _images() -> Iterator[tuple[str, str, Generator]]:
 def _parts() -> Iterator[tuple[str, str, Generator]]:
     for stem, target in (("inner", [2, 0, 4]), ("inferred", [-1, 0]), ("last", [2, 6, 0])):
         yield "Reshape", f"copied_{stem}", partial(_copied_dimensions, target=target)
+    yield "Reshape", "columns_allowzero", fixed_node(distinct(2, 3), int64s(3, 2), allowzero=1)
+    # The shape also fits the first axes of the tensor.
+    for stem, shape, target in (("row", (1, 3), [3]), ("matrix", (3, 1, 3), [3, 3])):
+        yield "Expand", f"fewer_axes_{stem}", fixed_node(distinct(*shape), int64s(*target))
+    turns = fixed_node(distinct(2), int64s(3, 5), mode="wrap")
+    yield "Pad", "several_turns", turns
     for length, count, axis in ((7, 3, 0), (5, 2, 1), (9, 4, -1)):
         parts = partial(_uneven_parts, length=length, count=count, axis=axis)
         yield "Split", f"uneven_{length}_{count}", parts

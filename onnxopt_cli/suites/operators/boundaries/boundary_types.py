@@ -250,7 +250,24 @@ def _parameters() -> Iterator[tuple[str, str, Generator]]:
     yield "Pad", "precise_constant_float64", fixed_node(thirds, border, np.array(1 / 3))
     integers = np.array([[2**40 + 1, 2], [-3, 2**53 + 1]])
     yield "Pad", "precise_constant_int64", fixed_node(integers, border, np.array(2**53 + 1))
+    constants: Mapping[str, float]
+    constants = {"bool": 1, "uint8": 200, "int32": -(2**24) - 1, "float16": 1.5}
+    for dtype, constant in constants.items():
+        kind = DTYPES[dtype]
+        padded = fixed_node(np.zeros((2, 2), kind), border, np.array(constant, kind))
+        yield "Pad", f"constant_{dtype}", padded
+    texts = np.array([["a", "b"]], object)
+    yield "Pad", "constant_text", fixed_node(texts, border, np.array("x", object))
     bases, exponents = np.array([2**40 + 1, -3_000_000_000]), np.array([1, 2])
+    beyond = np.array([2**40, -(2**40), 7, 2**33 + 1], np.int64)
+    yield "Clip", "minimum_alone_int64", fixed_node(beyond, np.array(-3))
+    yield "Clip", "maximum_alone_int64", fixed_node(beyond, None, np.array(2**35))
+    unsigned = beyond.astype(np.uint64)
+    yield "Clip", "minimum_alone_uint64", fixed_node(unsigned, np.array(9, np.uint64))
+    for dtype, bits in (("float16", "int16"), ("float32", "int32"), ("float64", "int64")):
+        to = helper.np_dtype_to_tensor_dtype(DTYPES[bits])
+        zeros = np.array([-0.0, 0.0, 6e-8, -1.5], DTYPES[dtype])
+        yield "BitCast", f"zeros_{dtype}", fixed_node(zeros, to=to)
     yield "Pow", "bases_beyond_32_bits", fixed_node(bases, exponents)
     slopes = np.array([2**40 + 1, 2**53 + 1])
     yield "PRelu", "large_slope_int64", fixed_node(np.array([-3, -1]), slopes)
