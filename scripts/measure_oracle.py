@@ -8,9 +8,9 @@ separate process prints these figures:
 
 - the processor time of a condition estimate. The unit is the time of one run of the unmodified
   ``onnx.reference.ReferenceEvaluator``, including its construction;
-- in the same unit, the processor time of the reference's part of ``onnxopt locate``. The reference
-  computes the values of all nodes, an estimate of each node, an estimate of the model, and the
-  contributions of the nodes;
+- in the same unit, the processor time of the reference's part of ``onnxopt locate`` if nothing is
+  wrong. The reference computes the values of all nodes, an estimate of each node, an estimate of
+  the model, and the contributions of the nodes;
 - for the chain, also in this unit, the processor time that NumPy alone takes for the matrix
   products of the eight perturbed runs;
 - the memory that the estimate takes in addition to the loaded model (Linux only);
