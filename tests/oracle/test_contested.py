@@ -63,7 +63,8 @@ def published(link):
         body = onnx.FunctionProto()
         text = schema.get_context_dependent_function(node.SerializeToString(), [scalar] * 3)
         body.ParseFromString(text)
-        return onnx.printer.to_text(body)
+        bodies = body, onnx.defs.get_schema("Celu").function_body
+        return "\n".join(map(onnx.printer.to_text, bodies))
     modules = reference_modules()
     if place == "op_run.py":
         return inspect.getsource(op_run)
@@ -265,7 +266,14 @@ def mel_case():
     return helper.make_node("MelWeightMatrix", list(inputs), ["Y"]), inputs, second
 
 
+def celu_case():
+    x = np.array([-3, 2, -0.5, 0.25], np.float32)
+    second = np.where(x < 0, x, -1.5 * np.expm1(x / -1.5))
+    return helper.make_node("Celu", ["x"], ["Y"], alpha=-1.5), {"x": x}, second
+
+
 CASES = {
+    "Celu": celu_case,
     "MelWeightMatrix": mel_case,
     "RNN": recurrent_case,
     "Gemm, beta": gemm_without_bias_case,

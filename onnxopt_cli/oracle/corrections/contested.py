@@ -198,6 +198,17 @@ def _clipped_by_body(_first: Any, _clip: Any, x: Array, *bounds: Any) -> tuple[A
     return (x if high is None else np.where(high < x, high, x),)
 
 
+def _has_negative_alpha(attributes: Mapping[str, Any], _inputs: Sequence[Any], _opset: int) -> bool:
+    alpha = attributes.get("alpha", 1.0)
+    return alpha is None or alpha < 0
+
+
+def _scaled_elu(_first: Any, x: Array, alpha: float = 1.0) -> Array:
+    """Multiply Elu of x / alpha by alpha. Elu returns operands that are not negative unchanged."""
+    scaled = x / alpha
+    return np.asarray(alpha * np.where(scaled >= 0, scaled, np.expm1(scaled)))
+
+
 def _has_other_shape(attributes: Mapping[str, Any], inputs: Sequence[Any], _opset: int) -> bool:
     x, _places, shape, *_ = [*inputs, None]
     kernel = attributes["kernel_shape"]
@@ -421,6 +432,29 @@ CONTESTED: tuple[Contested, ...] = (
         ),
         place="grids.moves_to_border",
         second=lambda _first, mode: mode != "cubic",
+    ),
+    Contested(
+        name="Celu: a negative alpha",
+        operators=("Celu",),
+        readings=(
+            Quotation(
+                "max(0,x) + min(0,alpha*(exp(x/alpha)-1))",
+                "text of Celu 12; the reference does the same",
+                f"{_DOCUMENTS}/onnx__Celu.html",
+            ),
+            Quotation(
+                "EluResult = Elu <alpha: float = 1> (XScaled) Y = Mul (AlphaCast, EluResult)",
+                "published function body of Celu 28; XScaled is x / alpha",
+                f"{_TREE}/defs/math/defs.cc",
+            ),
+        ),
+        outcome=(
+            "x for positive x, and alpha (exp(x / alpha) - 1) for negative x",
+            "alpha (exp(x / alpha) - 1) for positive x, and x for negative x",
+        ),
+        concerns=_has_negative_alpha,
+        place="op_celu._vcelu1",
+        second=_scaled_elu,
     ),
     Contested(
         name="Clip: a bound that is NaN",
