@@ -237,3 +237,16 @@ def test_product_may_be_rounded_before_an_addend(operator, dtype):
     # An error of 16 roundings of each product is far too large.
     wrong = staged + 16 * float(ml_dtypes.finfo(dtype).eps) / 2 * np.abs(product)
     assert wrong_elements(inputs, wrong, (operator, attributes)) > 0.9 * wrong.size
+
+
+def test_product_of_16_bits_may_overflow_before_an_addend():
+    inputs = {"a": h([200, 200], [1, 1]), "b": h([200, 1], [150, 1]), "c": h(-2e4)}
+    # The product 70,000 exceeds the range of float16.
+    exact = np.array([[5e4, 400 - 2e4], [350 - 2e4, 2 - 2e4]])
+    assert wrong_elements(inputs, exact, ("Gemm", {})) == 0
+    for value, wrong in ((np.inf, 3), (-np.inf, 4), (np.nan, 4)):
+        assert wrong_elements(inputs, np.full((2, 2), value), ("Gemm", {})) == wrong
+    inputs["c"] = h(0)
+    halved = {"alpha": 0.5}
+    assert wrong_elements(inputs, exact / 2 + 1e4, ("Gemm", halved)) == 0
+    assert wrong_elements(inputs, np.full((2, 2), np.inf), ("Gemm", halved)) == 3

@@ -31,11 +31,13 @@ from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.oracle.evaluator import Compute
 from onnxopt_cli.oracle.rounding.node_kinds import NodeClass, NodeKind
 from onnxopt_cli.oracle.rounding.scales import PartialSums, transformed_axis
-from onnxopt_cli.oracle.rounding.short_floats import CHAINED
+from onnxopt_cli.oracle.rounding.short_floats import ADDEND, CHAINED, WITH_ADDEND
 from onnxopt_cli.oracle.widen import (
     ROUNDOFF,
+    is_short,
     is_wide,
     largest_finite,
+    single_value,
     smallest_normal,
     widened_value,
 )
@@ -322,6 +324,10 @@ def may_overflow(op_type: str, operands: Sequence[Any]) -> bool:
     tensors = [v for v in operands if isinstance(v, np.ndarray) and v.dtype in ROUNDOFF and v.size]
     if not tensors:
         return False
+    if op_type in WITH_ADDEND and len(tensors) > ADDEND and is_short(tensors[0]):
+        x, w = (np.abs(single_value(tensor)) for tensor in tensors[:ADDEND])
+        if not x.max() * w.max() * min(x.size, w.size) <= largest_finite(tensors[0].dtype):
+            return True
     bound = _TILE_GROWTH * sum(tensor.size for tensor in tensors)
     for tensor in tensors:
         real = np.abs(tensor) if tensor.dtype.kind == "c" else tensor
@@ -373,11 +379,28 @@ def with_overflow(
         may_be = positive if special > 0 else negative if special < 0 else positive & negative
     else:
         return output
+    may_be = may_be | _rounds_product_to(special, node, compute, doubles, output)
     if not np.isnan(special):
         # If an operand is infinite, an infinite output keeps its sign.
         finite_operands = all(np.isfinite(v).all() for v in magnitudes if is_wide(v))
         may_be = may_be & (finite_operands | np.isfinite(output))
     return np.where(may_be, np.asarray(special, output.dtype), output)
+
+
+def _rounds_product_to(
+    infinity: float, node: Any, compute: Compute, operands: Sequence[Any], output: Array
+) -> Any:
+    """Return where a product in 16 bits overflows before C or a bias is added to it.
+
+    The product may overflow before it is multiplied by alpha.
+    """
+    has_addend = len(operands) > ADDEND and operands[ADDEND] is not None
+    if node.op_type not in WITH_ADDEND or not has_addend or not is_short(output):
+        return False
+    factors = {item.name: item.f for item in node.onnx_node.attribute}
+    (product,) = compute(*operands[:ADDEND])
+    largest_factor = max(1.0, 1 / (abs(factors.get("alpha", 1.0)) or 1.0))
+    return np.sign(infinity) * product * largest_factor > largest_finite(output.dtype)
 
 
 def _image_bound(node: Any, magnitudes: Sequence[Any], output: Array) -> Array:
