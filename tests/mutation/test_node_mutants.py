@@ -133,3 +133,12 @@ def test_outputs_without_axes_remain_arrays():
             (changed,) = mutants[name].finish([output])
             assert isinstance(changed, np.ndarray)
             assert changed.shape == ()
+
+
+def test_only_the_negation_of_a_flag_is_called_negated():
+    """The negation of a number might be read as a change of its sign."""
+    names = {mutant.name for mutant in node_mutants("", "ReduceSum", 13)}
+    assert "keepdims negated" in names
+    names = {mutant.name for mutant in node_mutants("", "TfIdfVectorizer", 9)}
+    assert "max_skip_count read as 0, or as 1 if it is 0" in names
+    assert "max_skip_count negated" not in names
