@@ -272,8 +272,9 @@ def neighbours(
     with_long_integers = [node for node in failing if _long_integers(node)]
     ways += ["neutral"] * 6 * bool(with_lists) + ["short"] * 4 * bool(with_long_integers)
     ways += ["constant"] * (8 if is_directed else 2)
-    stated_floats = [name for name in stated if _is_float(failing[0], name)]
+    stated_floats = [name for name in stated if _has_floats(failing[0], name)]
     ways += ["near"] * 16 * bool(is_directed and stated_floats)
+    ways += ["periodic"] * 10 * is_directed
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
@@ -284,11 +285,11 @@ def neighbours(
                         node = _neutral(random, random.choice(with_lists))
                     elif way == "constant":
                         node = _constant(random, random.choice(failing))
+                    elif way == "periodic":
+                        node = _periodic(random, random.choice(failing), stated)
                     elif way == "near":
                         node = _types(random, random.choice(failing))
-                        name = random.choice(stated_floats)
-                        old = node.attribute(name)
-                        node = node.with_attribute(name, _near(random, 1.0 if old is None else old))
+                        node = _with_other_floats(random, node, random.choice(stated_floats))
                     elif way == "short":
                         node = _shortened(random.choice(with_long_integers))
                     else:
@@ -912,12 +913,12 @@ def _attribute_value(random: Random, node: BoundNode, name: str, kind: str) -> A
 
 
 def _numbers(random: Random, node: BoundNode) -> BoundNode:
-    """Give an attribute that is a number, or one number of a list of floats, another value.
+    """Give an attribute that is a number, or some numbers of a list of floats, another value.
 
     A float is near its old value, near 1 or near 0; the distance is 2 ** -1 to 2 ** -24 on a
     logarithmic scale. Below the precision of the type, such a float may have no effect. A number of
-    a list may also have any other magnitude: one result of a node may then be infinite while others
-    are not. An integer has a small magnitude.
+    a list may also be 0, infinite or of any magnitude: some results of a node may then be infinite
+    while others are not. An integer has a small magnitude.
     """
     entries = sorted(node.schema.attributes.items())
     kinds = {name: attribute_type(entry) for name, entry in entries if name not in FLAGS}
@@ -929,14 +930,24 @@ def _numbers(random: Random, node: BoundNode) -> BoundNode:
     name = random.choice(names)
     if kinds[name] == "INT":
         return node.with_attribute(name, random.randint(-_SMALL_INTEGER, _SMALL_INTEGER))
+    return _with_other_floats(random, node, name)
+
+
+def _with_other_floats(random: Random, node: BoundNode, name: str) -> BoundNode:
+    """Give an attribute that is a float, or some numbers of a list of floats, another value."""
     old = node.attribute(name)
-    if kinds[name] == "FLOAT":
+    if attribute_type(node.schema.attributes[name]) == "FLOAT":
         return node.with_attribute(name, _near(random, old if isinstance(old, float) else 1.0))
-    numbers = [*old]
-    if numbers:
-        place = random.randrange(len(numbers))
-        scaled = numbers[place] * 10 ** random.uniform(-_LIST_EXPONENT, _LIST_EXPONENT)
-        numbers[place] = random.choice((_near(random, numbers[place]), scaled))
+    are_special = random.randrange(2)
+    numbers = [
+        random.choice((number, 0.0, np.inf))
+        if are_special
+        else random.choice((
+            number, _near(random, number),
+            number * 10 ** random.uniform(-_LIST_EXPONENT, _LIST_EXPONENT),
+        ))
+        for number in old or ()
+    ]  # fmt: skip
     return node.with_attribute(name, numbers)
 
 
@@ -947,10 +958,11 @@ def _near(random: Random, number: float) -> float:
     return base + distance * (abs(base) or 1.0)
 
 
-def _is_float(node: BoundNode, name: str) -> bool:
-    """Return whether a name is that of an attribute that is a float in a node."""
+def _has_floats(node: BoundNode, name: str) -> bool:
+    """Return whether a name is that of a float, or of a list of floats that are not scales."""
     entry = node.schema.attributes.get(name)
-    return entry is not None and attribute_type(entry) == "FLOAT"
+    is_list = name in _lists_of_floats(node) and name != "scales"
+    return is_list or (entry is not None and attribute_type(entry) == "FLOAT")
 
 
 def _integer_list(random: Random, node: BoundNode, name: str, old: Any) -> list[int]:
@@ -1087,6 +1099,35 @@ def _repetitions(random: Random, node: BoundNode) -> BoundNode:
     return node.with_operand(place, _generator(random).choice(elements, array.shape))
 
 
+def _periodic(random: Random, node: BoundNode, stated: Sequence[str] = ()) -> BoundNode:
+    """Repeat the first elements of an input, so that some of its slices are equal.
+
+    A fault that exchanges slices of an input, such as two biases, has no effect on equal slices.
+
+    Args:
+        random: source of all choices.
+        node: the node.
+        stated: names of the inputs of which one is changed; if no input has such a name, any input
+            may be changed.
+    """
+    formals = [formal.name for formal in node.schema.inputs]
+    places = [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.size > 1
+    ]
+    places = [
+        place for place in places if formals[min(place, len(formals) - 1)] in stated
+    ] or places
+    if not places:
+        return node
+    place = random.choice(places)
+    array = node.operand(place)
+    assert array is not None  # noqa: S101 - the input is a tensor
+    period = random.choice([size for size in range(1, array.size) if array.size % size == 0])
+    return node.with_operand(place, np.resize(array.reshape(-1)[:period], array.shape))
+
+
 def _halves(_: Random, node: BoundNode) -> BoundNode:
     """Round the elements of all floating-point inputs to multiples of one half.
 
@@ -1198,7 +1239,9 @@ def _neutral(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _constant(random: Random, node: BoundNode) -> BoundNode:
-    """Replace all elements of a floating-point input by 0, 1, its first element or a tiny number.
+    """Replace all elements of a floating-point input by one number.
+
+    The number is 0, 1, the first element, a tiny number or an infinity.
 
     Many functions map the tiny number to itself. It has a single digit, so that a wrong rounding of
     the result has no effect.
@@ -1211,7 +1254,7 @@ def _constant(random: Random, node: BoundNode) -> BoundNode:
     if not arrays:
         return node
     place, array = random.choice(arrays)
-    number = random.choice((0.0, 1.0, float(array.flat[0]), 2.0**-20))
+    number = random.choice((0.0, 1.0, float(array.flat[0]), 2.0**-20, np.inf, -np.inf))
     return node.with_operand(place, np.full_like(array, number))
 
 

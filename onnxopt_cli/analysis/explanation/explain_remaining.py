@@ -34,6 +34,7 @@ from onnxopt_cli.analysis.explanation.generated_inputs import (
     checked,
     with_near_values,
     with_other_numbers,
+    with_other_ranks,
 )
 from onnxopt_cli.analysis.explanation.required_evidence import supports_change
 from onnxopt_cli.analysis.explanation.samples import (
@@ -73,9 +74,9 @@ DRAWN_TO_CONFIRM = 96
 MAX_RIGHT_SHARE = 0.1
 #: A mistake is dropped if it reproduces less than MIN_ALIKE_SHARE of the backend's wrong results.
 MIN_ALIKE_SHARE = 0.5
-#: Directed variations of failing inputs have nearly special values of an operand, or another value
-#: of a scalar or an attribute. A mistake is dropped if variations of the same operand, scalar or
-#: attribute contradict it: at least MIN_UNLIKE values, and more than MAX_UNLIKE_SHARE of the values
+#: Directed variations of failing inputs have nearly special values of an operand, another value of
+#: a scalar or an attribute, or another number of axes. A mistake is dropped if variations of the
+#: same kind contradict it: at least MIN_UNLIKE values, and more than MAX_UNLIKE_SHARE of the values
 #: for which the mistake or the backend is wrong. A few values may contradict it because of
 #: roundings, or because the backend has another fault, too.
 MAX_UNLIKE_SHARE = 0.15
@@ -194,7 +195,9 @@ def _is_unlike_varied(
     unlike: defaultdict[str, set[float]] = defaultdict(set)
     for observation in spread(reproduced, DIRECTED_CASES):
         for name, number, varied in chain(
-            with_near_values(observation.call), with_other_numbers(observation.call)
+            with_near_values(observation.call),
+            with_other_numbers(observation.call),
+            with_other_ranks(observation.call),
         ):
             returned = submit(varied)
             if returned is None:
@@ -408,7 +411,9 @@ class CauseSearch:
                 condition = failure_condition(samples, submit)
         if condition is None:
             return None
-        return Cause(condition.text, case_ids(self._cases_meeting(condition)))
+        # The inputs whose failures the cover explains need not meet a necessary condition.
+        otherwise = "otherwise " if condition.is_necessary and self.cover else ""
+        return Cause(otherwise + condition.text, case_ids(self._cases_meeting(condition)))
 
     # Counterfactuals ----------------------------------------------------------------------------
 

@@ -88,6 +88,7 @@ class FailureCondition:
         evidence: two counts in words: the inputs that meet all parts and fail, and the inputs that
             pass; empty without parts.
         meets: returns whether an element of a sample meets all parts.
+        is_necessary: whether the statement is that only inputs which meet the condition fail.
     """
 
     text: str
@@ -95,6 +96,7 @@ class FailureCondition:
     effect: str
     evidence: str
     meets: Callable[[Sample], bool]
+    is_necessary: bool = False
 
     @property
     def where(self) -> str:
@@ -393,7 +395,8 @@ class _Search(ConditionQueries):
         counts = f"in {met[True, True]} of {inside} such inputs, in 0 of {outside} others"
         text = f"found wrong only where {condition.text} ({counts})"
         parts = (condition,)
-        return FailureCondition(text, parts, "wrong", counts, partial(self._meets, parts))
+        meets = partial(self._meets, parts)
+        return FailureCondition(text, parts, "wrong", counts, meets, is_necessary=True)
 
     def _is_common(self, conditions: Sequence[Condition]) -> bool:
         """Return whether most passing cases meet all conditions; False if too few cases pass."""

@@ -43,6 +43,9 @@ SHARES = (0.0, 0.1, 0.25, 0.5, 0.8, 0.999, 1.0)
 _SPECIAL_VALUES = (
     0.0, 1.0, -0.8, np.nan, np.inf, -np.inf, 1e-30, 1e-8, 1e8, 1e20, -3.0, 1e-3, 50.0,
 )  # fmt: skip
+# Numbers of axes of length 1 that are added before and after the axes of all tensors. If no axis is
+# added, the tensors become vectors.
+_ADDED_AXES = ((0, 0), (1, 0), (0, 1), (1, 1), (0, 2))
 # Numbers that are nearly 0 or nearly infinite in float32.
 _TINY_NUMBERS = (1e-36, -1e-31, 1e-20, 1e-9)
 _LARGE_NUMBERS = (1e20, -1e30, 3e38)
@@ -204,6 +207,24 @@ def with_near_values(call: Call[Array]) -> Iterator[tuple[str, float, Call[Array
 
                 if near := checked(_mapped(call, replaced)):
                     yield name, number, near
+
+
+def with_other_ranks(call: Call[Array]) -> Iterator[tuple[str, float, Call[Array]]]:
+    """Yield copies of a node whose tensors have the same elements, but another number of axes.
+
+    Each copy comes with a description of what changes, and with a number that identifies the copy.
+    """
+    for number, added in enumerate(_ADDED_AXES):
+
+        def reshaped(group: Sequence[Array], added: tuple[int, int] = added) -> tuple[Array, ...]:
+            before, after = added
+            full = group[0].shape
+            shape = (1,) * before + full + (1,) * after if before or after else (group[0].size,)
+            return tuple(np.broadcast_to(tensor, full).reshape(shape) for tensor in group)
+
+        groups = tuple(map(reshaped, call.groups))
+        if other := checked(replace(call, groups=groups)):
+            yield "the number of axes", float(number), other
 
 
 def _is_zero(tensor: Array) -> Array:

@@ -1702,6 +1702,29 @@ def test_nodes_that_validate_a_statement_have_empty_outputs_and_special_values()
     assert any(np.isinf(b).any() for _, b in pairs)
 
 
+def test_nodes_that_validate_a_statement_have_equal_slices():
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (float[4, 6] x, float[6] slope) => '
+        "(float[4, 6] y) { y = PRelu(x, slope) }"
+    )
+    x = np.linspace(-1, 0.7, 24, dtype=np.float32).reshape(4, 6)
+    node = BoundNode.of(model, {"x": x, "slope": np.linspace(0.1, 0.6, 6, dtype=np.float32)})
+    drawn = neighbours([node], [], 1, 1.0, stated=["slope"], is_directed=True)
+    slopes = [each.bound.operand(1) for each in islice(drawn, 200) if each]
+    slopes = [slope for slope in slopes if slope.shape == (6,)]
+    assert any((s[:3] == s[3:]).all() and np.unique(s).size == 3 for s in slopes)
+
+
+def test_default_with_only_infinite_results_is_an_exception():
+    """A backend whose default is another one than the tried value may be right."""
+    left_out = Trait("alpha is left out", 1.0, "default of alpha changed")
+    sample = NodeSample("", None, {}, None, None, failed=False, traits=frozenset({left_out}))
+    sample.effects = {left_out.ignoring: Effect.NONE}
+    sample.outputs = JudgedOutputs([np.float32([-np.inf])])
+    exceptions = Hypothesis((left_out,), None, 0.0).silent_exceptions([sample])
+    assert exceptions == ["all right values are 0, infinite or NaN"]
+
+
 def test_nodes_that_validate_a_statement_vary_single_numbers_of_a_list():
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 16, "ai.onnx.ml": 1]> g (float[2, 1] x) => '
@@ -1710,8 +1733,10 @@ def test_nodes_that_validate_a_statement_vary_single_numbers_of_a_list():
     )
     x = np.array([[1.0], [2.0]], np.float32)
     drawn = neighbours([BoundNode.of(model, {"x": x})], [], seed=1, seconds=1.0, is_directed=True)
-    pairs = [each.bound.attribute("coefficients") for each in islice(drawn, 300) if each]
-    assert any(abs(first) > 1e10 * abs(second) > 0 for first, second in filter(None, pairs))
+    lists = [each.bound.attribute("coefficients") for each in islice(drawn, 300) if each]
+    pairs = [numbers for numbers in lists if len(numbers or ()) == 2]
+    assert any(np.inf > abs(first) > 1e10 * abs(second) > 0 for first, second in pairs)
+    assert any(np.isinf(first) > np.isinf(second) for first, second in pairs)
 
 
 @pytest.mark.parametrize(("size", "text"), [(1, "B is not true"), (2, "B has one element")])

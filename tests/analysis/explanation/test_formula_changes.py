@@ -14,14 +14,19 @@ from onnxopt_cli.analysis.explanation.explain_remaining import (
     MIN_UNLIKE,
     CauseSearch,
     _EqualChanges,
+    _is_unlike_varied,
 )
+from onnxopt_cli.analysis.explanation.failure_conditions import FailureCondition
 from onnxopt_cli.analysis.explanation.formula_changes import formula_changes
 from onnxopt_cli.analysis.explanation.generated_inputs import with_other_numbers
 from onnxopt_cli.config.run_config import Judging
 from onnxopt_cli.interpret.bound.error_bound import bound
 from onnxopt_cli.interpret.evaluate import evaluate
+from onnxopt_cli.mutation.known_mistakes import named
 from onnxopt_cli.operators.call import bind, complete_attributes
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.oracle.expected import Expected
+from onnxopt_cli.run.reproduce import Observation
 
 
 def momentum(*groups, T=1, alpha=0.5):
@@ -109,3 +114,27 @@ def test_change_with_the_same_outputs_is_named_if_inputs_refute_the_plainest_one
     )
     cause = search._unrestricted_change([_EqualChanges(equal_changes, [])], lambda _: None)
     assert cause.found == "consistent with the change 'T rounded to bfloat16'"
+
+
+@pytest.mark.parametrize(("least_rank", "most_rank", "is_unlike"), [(2, 2, True), (0, 9, False)])
+def test_mistake_is_tried_with_other_numbers_of_axes(least_rank, most_rank, is_unlike):
+    call = momentum(([[1.0, 2.0], [3.0, 4.0]], [[0.0, 0.0], [0.5, 0.25]], [[1.0, 1.0]] * 2))
+    mistake = named(call.operator, "rows left out where G is 0")
+
+    def submit(varied):
+        is_affected = least_rank <= varied.groups[0][0].ndim <= most_rank
+        return mistake.run(varied) if is_affected else evaluate(varied)
+
+    failing = [Observation("", call, Expected({}, {}), submit(call))]
+    assert _is_unlike_varied(mistake, failing, [mistake], submit) is is_unlike
+
+
+@pytest.mark.parametrize("covered", [False, True])
+def test_necessary_condition_beside_another_cause_concerns_other_failures(monkeypatch, covered):
+    call = momentum(([1.0], [2.0], [3.0]))
+    text = "found wrong only where T is 0"
+    condition = FailureCondition(text, (), "wrong", "", lambda _: True, is_necessary=True)
+    monkeypatch.setattr(explain_remaining, "failure_condition", lambda *_: condition)
+    cover = [named(call.operator, "beta taken as 1")] * covered
+    search = CauseSearch(call.operator, Judging(), [], [], cover, None, seconds=1.0)
+    assert search._conditional_cause([]).found == "otherwise " * covered + text
