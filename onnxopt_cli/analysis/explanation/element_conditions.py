@@ -1,9 +1,9 @@
 """Conditions on the wrong elements of an output, for operators without a formula.
 
 A condition states which elements of an output are wrong, what their values are, or both. A
-condition may be restricted to nodes with a trait: "elements wrong only where the window leaves the
-input, in nodes with ceil_mode = 1". The condition must hold for every wrong element of every
-failing node with the trait.
+condition may be restricted to nodes with a trait: "elements found wrong only where the window
+leaves the input, in nodes with ceil_mode = 1". The condition must hold for every wrong element of
+every failing node with the trait.
 """
 
 from __future__ import annotations
@@ -596,7 +596,7 @@ class ElementConditions:
         self,
         condition: ElementCondition,
         output: str,
-        fault: str = "wrong",
+        fault: str = "found wrong",
         *,
         has_other_causes: bool = False,
     ) -> str:
@@ -646,11 +646,11 @@ class ElementConditions:
             node.wrong.sum() for node in nodes_with_trait if node.failed and node.wrong is not None
         )
         if wrong_met == met and not condition.limits:
-            quantifier = "wrong wherever"
+            quantifier = "found wrong wherever"
         elif condition.is_sufficient:
-            quantifier = "mostly wrong where"
+            quantifier = "mostly found wrong where"
         else:
-            quantifier = f"{otherwise}wrong only where"
+            quantifier = f"{otherwise}found wrong only where"
         parts = " and ".join(condition.parts)
         content = ""
         if condition.content:

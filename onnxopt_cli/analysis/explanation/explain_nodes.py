@@ -110,7 +110,7 @@ MAX_CAUSES = 3
 # a smaller share, because it tries no known mistakes.
 _SHARES = {Outcome.FAIL: 1.0, Outcome.ERROR: 0.35}
 # Descriptions of the failures for which causes are sought.
-_FAULTS = {Outcome.FAIL: "wrong", Outcome.ERROR: "raises an error"}
+_FAULTS = {Outcome.FAIL: "found wrong", Outcome.ERROR: "found to raise an error"}
 # Descriptions of the results of nodes without these failures.
 _SUCCESSES = {Outcome.FAIL: "right", Outcome.ERROR: "no error"}
 # Largest number of hypotheses that are tested on new inputs.

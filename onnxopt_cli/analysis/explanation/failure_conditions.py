@@ -457,15 +457,15 @@ def _effect_text(samples: Sequence[Sample], *, is_partial: bool) -> tuple[str, s
     always = {name for name, count in counts.items() if count >= ALWAYS_SHARE * len(samples)}
     part = "partly " if is_partial else ""
     if not always:
-        return f"{' or '.join(sorted(counts))} is {part}wrong", ""
+        return f"{' or '.join(sorted(counts))} is found to be {part}wrong", ""
     besides = "".join(f", {name} too in {counts[name]}" for name in sorted(counts.keys() - always))
     effects = {
         name: EFFECTS[index] for name, index in common_effects(samples).items() if name in always
     }
     if len({*effects.values()}) > 1:
-        texts = [f"{name} is {part}{effect}" for name, effect in effects.items()]
+        texts = [f"{name} is found to be {part}{effect}" for name, effect in effects.items()]
         return " and ".join(texts), besides
     effect, names = next(iter(effects.values())), list(effects)
     if len(names) == 1:
-        return f"{names[0]} is {part}{effect}", besides
-    return f"{' and '.join(names)} are {part}{effect}", besides
+        return f"{names[0]} is found to be {part}{effect}", besides
+    return f"{' and '.join(names)} are found to be {part}{effect}", besides

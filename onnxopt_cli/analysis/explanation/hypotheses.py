@@ -44,7 +44,7 @@ class Hypothesis:
     mistake: NodeMutant | None
     cost: float
 
-    def text(self, fault: str = "wrong", *, is_contradicted: bool = False) -> str:
+    def text(self, fault: str = "found wrong", *, is_contradicted: bool = False) -> str:
         """Return the statement in words.
 
         Args:

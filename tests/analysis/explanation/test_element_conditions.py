@@ -372,7 +372,7 @@ def test_features_of_many_inputs_need_little_memory():
 
 
 def test_trait_of_all_failing_nodes_is_stated_only_with_enough_independent_nodes():
-    statement = "Y wrong only where X is small ("
+    statement = "Y found wrong only where X is small ("
     assert statement in proven(ABS, first_of_small, count=90, cases=2, output="Y")
     assert statement not in proven(
         ABS, first_of_small, count=90, cases=2, independent=12, output="Y"
@@ -389,11 +389,11 @@ def test_text_of_a_condition_mentions_that_there_are_other_causes():
     samples = [node(ABS, number, nan_as_zero_in_some) for number in range(40)]
     conditions = ElementConditions(samples, [each for each in samples if each.failed], 0)
     best = conditions.ranked()[0]
-    assert conditions.text(best, "Y").startswith("elements of Y wrong only where ")
+    assert conditions.text(best, "Y").startswith("elements of Y found wrong only where ")
     sufficient = conditions.text(replace(best, is_sufficient=True), "Y")
-    assert sufficient.startswith("elements of Y mostly wrong where ")
+    assert sufficient.startswith("elements of Y mostly found wrong where ")
     text = conditions.text(best, "Y", has_other_causes=True)
-    assert text.startswith("elements of Y otherwise wrong only where ")
+    assert text.startswith("elements of Y otherwise found wrong only where ")
     text = conditions.text(replace(best, parts=(), content="are 0"), "Y", has_other_causes=True)
     assert text.startswith("otherwise, wrong elements of Y are 0")
     assert " other failing generated nodes)" in text

@@ -854,7 +854,9 @@ def test_condition_is_found_from_one_failing_case(workplace, onnxopt):
     assert found["text"].startswith(cause["found"] + ";")
     # If no input distinguishes two conditions, the report states both.
     words = "the tensor's number is 1 and X has at least 33 elements"
-    statement = rf"V_new is wrong wherever {re.escape(words)}(, unless [^(]+)? \(seen in "
+    statement = (
+        rf"V_new is found to be wrong wherever {re.escape(words)}(, unless [^(]+)? \(seen in "
+    )
     assert re.match(statement, cause["found"]) or "cannot tell" in cause["found"]
 
 
@@ -896,12 +898,12 @@ ATTRIBUTE = """\
         (
             "X.size >= 33 and 0.05 < rates['norm_coefficient'] < 0.2",
             "half, None",
-            r"found wrong only where |V_new is wrong wherever |right after a single change: ",
+            r"found wrong only where |V_new is found to be wrong wherever |right after a single ",
         ),
         (
             "rates['alpha'] == 0",
             "half * (1 + int(inputs['T'] > 2))",
-            r"X_new is wrong wherever alpha is 0(, unless [^(]+)? \(seen in \d+ inputs that fail, ",
+            r"X_new is found to be wrong wherever alpha is 0(, unless [^(]+)? \(seen in \d+ inputs",
         ),
     ],
 )
@@ -957,7 +959,7 @@ def test_effect_on_wrong_elements_is_reported(workplace, onnxopt):
     onnxopt(*run, *LONG_EXPLAIN, "--report", "json=out.json")
     (found,) = explanations()
     (cause,) = found["causes"]
-    assert cause["found"].startswith("W_new is negated wherever W is infinite")
+    assert cause["found"].startswith("W_new is found to be negated wherever W is infinite")
 
 
 BOTH = """\

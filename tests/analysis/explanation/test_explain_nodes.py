@@ -516,13 +516,13 @@ def test_nodes_that_validate_a_statement_are_derived_from_nodes_that_it_explains
 def test_contradicted_statement_does_not_say_wherever():
     is_float = Trait("X is a float", 1.0)
     mistake = SimpleNamespace(name="alpha ignored")
-    assert Hypothesis((is_float,), None, 0.0).text() == "wrong wherever X is a float"
+    assert Hypothesis((is_float,), None, 0.0).text() == "found wrong wherever X is a float"
     statements = [
         Hypothesis(traits, cause, 0.0).text(is_contradicted=True)
         for traits, cause in (((is_float,), None), ((is_float,), mistake), ((), mistake))
     ]
     assert statements == [
-        "mostly wrong where X is a float",
+        "mostly found wrong where X is a float",
         "'alpha ignored' in most nodes in which X is a float",
         "'alpha ignored'",
     ]
@@ -866,7 +866,7 @@ def test_another_cause_is_sought_if_a_node_refutes_the_first_one(monkeypatch, by
     monkeypatch.setattr(search, "_generate", generate)
     explanation = search.run()
     assert [cause.cases for cause in explanation.causes] == [("long0", "long1", "long2")]
-    assert explanation.causes[0].found.startswith("wrong wherever A is long (")
+    assert explanation.causes[0].found.startswith("found wrong wherever A is long (")
 
 
 @pytest.mark.usefixtures("without_counterfactuals")
@@ -938,7 +938,8 @@ def test_trait_of_all_errors_is_stated_unless_validation_contradicts_it(
     if explanation:
         statement = explanation.causes[0].found
         assert re.match(
-            r"raises an error only where A is int16 \(\d+ of \d+ generated nodes, 0 ", statement
+            r"found to raise an error only where A is int16 \(\d+ of \d+ generated nodes, 0 ",
+            statement,
         )
 
 
@@ -1005,7 +1006,7 @@ def test_condition_requires_generated_nodes_if_the_backend_can_run_again(workpla
     by_id = {case.id: case for case in cases}
     (saved,) = explain_nodes(results, by_id, ())
     (cause,) = saved.causes
-    assert cause.found.startswith("wrong wherever X is float64 (seen in 4 cases that fail, ")
+    assert cause.found.startswith("found wrong wherever X is float64 (seen in 4 cases that fail, ")
     assert explain_nodes(results, by_id, (), ask=lambda *_: Outcome.CRASH) == []
 
 
@@ -1042,7 +1043,7 @@ def test_condition_of_errors_is_stated(workplace):
             results, {case.id: case for case in cases}, (), ask=ask_backend
         )
         (cause,) = explanation.causes
-        assert cause.found.startswith("raises an error wherever X is float64 (")
+        assert cause.found.startswith("found to raise an error wherever X is float64 (")
     # If every case raises an error, no condition distinguishes the cases.
     errors = [result for result in results if result.outcome is Outcome.ERROR]
     assert explain_nodes(errors, {case.id: case for case in cases}, (), ask=ask) == []
@@ -1331,8 +1332,8 @@ def test_two_conditions_are_stated_if_they_explain_all_failures_together(monkeyp
         assert explanation is None
     else:
         assert [cause.found.split(" (")[0] for cause in explanation.causes] == [
-            "wrong wherever A is a float",
-            "wrong wherever A is long",
+            "found wrong wherever A is a float",
+            "found wrong wherever A is long",
         ]
 
 
@@ -1580,7 +1581,9 @@ def test_condition_of_three_parts_is_stated(monkeypatch):
     monkeypatch.setattr(search._nodes, "examine_cases", lambda: None)
     monkeypatch.setattr(search, "_generate", generate)
     (cause,) = search.run().causes
-    assert cause.found.startswith("wrong wherever A is a float and A is long and A is negative (")
+    assert cause.found.startswith(
+        "found wrong wherever A is a float and A is long and A is negative ("
+    )
 
 
 @pytest.mark.parametrize("has_backend", [False, True])

@@ -185,7 +185,7 @@ def test_threshold_is_bisected(name, output, holds, where):
 )
 def test_exceptions_cover_all_passing_cases(name, output, holds, where):
     condition, samples = condition_of(name, scaled_where(output, holds))
-    assert condition.text.startswith(f"{output} is wrong wherever {where}")
+    assert condition.text.startswith(f"{output} is found to be wrong wherever {where}")
     may_have_several_values = "several values are accepted" in condition.text
     for each in samples:
         if not each.failed:
@@ -248,7 +248,7 @@ def test_content_of_wrong_elements_is_stated(effect, replace):
         samples.append(sample(call, right, outputs))
     samples.sort(key=lambda each: not each.failed)
     condition = failure_condition(samples, None)
-    assert condition.effect == f"V_new is {effect}"
+    assert condition.effect == f"V_new is found to be {effect}"
 
 
 def test_condition_without_a_backend_needs_several_failing_cases():
@@ -467,7 +467,7 @@ def test_wherever_says_if_only_some_of_the_elements_are_wrong(is_partial, text):
         samples.append(sample(call, right, outputs))
     samples.sort(key=lambda each: not each.failed)
     condition = failure_condition(samples, None)
-    assert condition.text.startswith(f"V_new is {text} wherever T is odd (")
+    assert condition.text.startswith(f"V_new is found to be {text} wherever T is odd (")
 
 
 def test_condition_of_a_mistake_is_tried_with_all_combinations_of_types():
