@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import defs, helper
+from onnx import defs, helper, numpy_helper
 
 from onnxopt_cli.cases.onnx.model_check import model_fault
 from onnxopt_cli.core.values import Array, Value, dtype_named
@@ -274,24 +274,25 @@ def neighbours(
     ways += ["constant"] * (8 if is_directed else 2)
     stated_floats = [name for name in stated if _has_floats(failing[0], name)]
     ways += ["near"] * 16 * bool(is_directed and stated_floats)
-    ways += ["periodic"] * 10 * is_directed
+    ways += (["periodic"] * 10 + ["image"] * 6) * is_directed
+    makers: dict[str, Callable[[], BoundNode]] = {
+        "neutral": lambda: _neutral(random, random.choice(with_lists)),
+        "constant": lambda: _constant(random, random.choice(failing)),
+        "short": lambda: _shortened(random.choice(with_long_integers)),
+        "periodic": lambda: _periodic(random, random.choice(failing), stated),
+        "image": lambda: _image(random.choice(failing)),
+        "near": lambda: _with_other_floats(
+            random, _types(random, random.choice(failing)), random.choice(stated_floats)
+        ),
+    }
     while True:
         variation, way = None, random.choice(ways)
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 with time_limit(seconds):
-                    if way == "neutral":
-                        node = _neutral(random, random.choice(with_lists))
-                    elif way == "constant":
-                        node = _constant(random, random.choice(failing))
-                    elif way == "periodic":
-                        node = _periodic(random, random.choice(failing), stated)
-                    elif way == "near":
-                        node = _types(random, random.choice(failing))
-                        node = _with_other_floats(random, node, random.choice(stated_floats))
-                    elif way == "short":
-                        node = _shortened(random.choice(with_long_integers))
+                    if way in makers:
+                        node = makers[way]()
                     else:
                         node = _neighbour(
                             random, way, failing, passing, versions, gaps, stated, change_counts
@@ -925,12 +926,26 @@ def _numbers(random: Random, node: BoundNode) -> BoundNode:
     names = [name for name, kind in kinds.items() if kind in {"INT", "FLOAT"}]
     # Outputs with large scales would need too much memory.
     names += [name for name in _lists_of_floats(node) if name != "scales"]
+    names += [name for name, kind in kinds.items() if kind == "TENSOR" and name == "value"]
     if not names:
         return node
     name = random.choice(names)
     if kinds[name] == "INT":
         return node.with_attribute(name, random.randint(-_SMALL_INTEGER, _SMALL_INTEGER))
+    if kinds[name] == "TENSOR":
+        return _with_plain_tensor(random, node, name)
     return _with_other_floats(random, node, name)
+
+
+def _with_plain_tensor(random: Random, node: BoundNode, name: str) -> BoundNode:
+    """Set all elements of a tensor that is an attribute to 0 or 1.
+
+    An omitted tensor becomes a single float, as the attribute ``value`` of ConstantOfShape is.
+    """
+    old = node.attribute(name)
+    like = np.zeros(1, np.float32) if old is None else numpy_helper.to_array(old)
+    plain = np.full_like(like, random.randrange(2))
+    return node.with_attribute(name, numpy_helper.from_array(plain))
 
 
 def _with_other_floats(random: Random, node: BoundNode, name: str) -> BoundNode:
@@ -1302,20 +1317,54 @@ def _without_elements(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _special(random: Random, node: BoundNode) -> BoundNode:
-    """Replace one element of a floating-point input by a special value, such as infinity."""
+    """Replace elements of an input by a special value: one element, or about half of them.
+
+    The value is often 0, because many faults have no effect on zeros. Elements of floating-point
+    inputs may also become 1, infinite or NaN, for example.
+    """
     places = [
         place
         for place in _tensors(node)
-        if (array := node.operand(place)) is not None and array.dtype.kind == "f" and array.size
+        if (array := node.operand(place)) is not None
+        and array.size
+        and (
+            array.dtype.kind == "f"
+            or (array.dtype.kind in "iu" and _has_any_magnitude(node, place))
+        )
     ]
     if not places:
         return node
     place = random.choice(places)
     array = node.operand(place)
     assert array is not None  # noqa: S101 - the input is a tensor
+    values = _SPECIAL_VALUES if array.dtype.kind == "f" else (1,)
+    are_replaced = (
+        _generator(random).rand(array.size) < 0.5  # noqa: PLR2004 - a half
+        if random.randrange(2)
+        else np.arange(array.size) == random.randrange(array.size)
+    )
     changed = array.copy()
-    changed.reshape(-1)[random.randrange(array.size)] = random.choice(_SPECIAL_VALUES)
+    changed.reshape(-1)[are_replaced] = random.choice((0, random.choice(values)))
     return node.with_operand(place, changed)
+
+
+def _image(node: BoundNode) -> BoundNode:
+    """Replace an input by the right output, if both have the same type and shape.
+
+    The values are then special for the operator. For example, the elements are already normalized,
+    rounded or sorted.
+    """
+    variation = _computed(node)
+    output = variation.outputs[0] if variation else None
+    for place in _tensors(node):
+        array = node.operand(place)
+        if (
+            isinstance(output, np.ndarray)
+            and array is not None
+            and (output.dtype, output.shape) == (array.dtype, array.shape)
+        ):
+            return node.with_operand(place, output)
+    return node
 
 
 def _powers_of_two(array: Array) -> Array:
@@ -1342,7 +1391,8 @@ _CHANGES: tuple[_Change, ...] = (
 # Changes of failing nodes that may refute a condition.
 _DIRECTED_CHANGES: tuple[_Change, ...] = (
     *(_attributes,) * 2, *(_numbers,) * 2, *(_axis,) * 4, *(_rank,) * 2, _narrow, *(_types,) * 2,
-    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions, _constant, _special, _without_elements,
+    *(_classes,) * 2, *(_magnitudes,) * 3, _repetitions, _constant, *(_special,) * 2,
+    _without_elements,
 )  # fmt: skip
 # Changes of the nodes that are submitted to distinguish hypotheses about a backend.
 _NEIGHBOUR_CHANGES: tuple[_Change, ...] = (
