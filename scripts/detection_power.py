@@ -185,9 +185,8 @@ def count_forms(operators: tuple[str, ...]) -> None:
     for dtypes in (("float32",), ("float16", "bfloat16")):
         rows = [count for (_, dtype), count in counts.items() if dtype in dtypes and count.judged]
         reached = sum(count.detected >= LEAST_SHARE * count.judged for count in rows)
-        print(
-            f"{LEAST_SHARE:.0%} are reached by {reached} of {len(rows)} in {' and '.join(dtypes)}"
-        )
+        types = " and ".join(dtypes)
+        print(f"at least {LEAST_SHARE:.0%} detected: {reached} of {len(rows)} rows in {types}")
 
 
 def main(corpus: str = "onnx-node", *operators: str) -> None:
@@ -229,8 +228,8 @@ def count_corpus(corpus: str, operators: tuple[str, ...]) -> None:
         sum(counts[name].share(kind) >= LEAST_SHARE for name in names) for kind in ("all", "large")
     )
     print(
-        f"{LEAST_SHARE:.0%} are reached by {reached} of {len(names)} operators, "
-        f"and by {reached_large} for large elements"
+        f"at least {LEAST_SHARE:.0%} detected: {reached} of {len(names)} operators; "
+        f"among the large elements: {reached_large}"
     )
 
 

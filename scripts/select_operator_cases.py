@@ -102,12 +102,11 @@ KILLS_OF_A_MUTANT = 3
 MAX_FEATURE_CASES = 8
 # Largest number of cases of each older version that are selected because of their features.
 MAX_OLDER_FEATURE_CASES = 2
-# Largest number of present cases that an older version keeps if it has the same parameters as the
-# next version.
+# An older version with the same parameters as the next version keeps at most this number of cases.
 MAX_EQUAL_CASES = 1
-# Largest number of present cases that an older version with other parameters keeps.
+# An older version with other parameters keeps at most this number of cases.
 MAX_OTHER_CASES = 1
-# Largest number of new cases of an older version with other parameters.
+# An older version with other parameters gets at most this number of new cases.
 MAX_FURTHER_CASES = 4
 # Number of seeds that are tried for the new cases of an older version.
 FURTHER_SEEDS = 60

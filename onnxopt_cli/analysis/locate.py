@@ -80,7 +80,8 @@ _LEAST_SHARE = 0.05
 # To measure its contribution to the error, each node runs again as a model of one node. All nodes
 # together may take _MEASURE_SECONDS.
 _MEASURE_SECONDS = 30.0
-# Seconds of the search for known mistakes that explain a wrong node of a training operator.
+# Time limit, in seconds, of the search for known mistakes that explain a wrong node of a training
+# operator.
 _EXPLAIN_SECONDS = 10.0
 # A node may be right in its first run and wrong in a second run. The reported cause then begins
 # with these words.
@@ -679,7 +680,7 @@ class _Search:
         """
         size, max_bytes = self._bytes_of(runs), self._walk.max_bytes
         if max_bytes and size > max_bytes:
-            excess = f"its values have {size} bytes; at most {max_bytes} are judged"
+            excess = f"its values have {size} bytes, but the limit is {max_bytes} bytes"
             raise BeyondLimit([Fault(str(self._case.location), excess)])
         model, inputs = self._walk.model_of(runs, outputs=self._read_elsewhere(runs))
         outputs = {info.name: self._walk.store[info.name] for info in model.graph.output}

@@ -546,7 +546,7 @@ class ModelWalk:
         output_bytes = sum(map(held_bytes, outputs))
         size = output_bytes + sum(map(self.store.bytes_of, {*run.read} & self.store.keys()))
         if self.max_bytes and size > self.max_bytes:
-            return f"its values have {size} bytes; at most {self.max_bytes} are judged"
+            return f"its values have {size} bytes, but the limit is {self.max_bytes} bytes"
         if self.store.stored_bytes + output_bytes > _MAX_STORED_BYTES:
             return f"the values of the model have more than {_MAX_STORED_BYTES} bytes"
         return ""

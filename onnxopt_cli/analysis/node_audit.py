@@ -69,8 +69,8 @@ _MAX_CODE_MUTANTS = 400
 #: By default, a mutant counts as equivalent if it agrees with its operator on EQUIVALENCE_INPUTS
 #: valid nodes.
 EQUIVALENCE_INPUTS = 300
-#: An equivalent mutant counts as resolved if it agrees with its operator on RESOLVING_INPUTS valid
-#: nodes.
+#: A mutant that counts as equivalent without a proof is unresolved if it has been compared with its
+#: operator on fewer than RESOLVING_INPUTS valid nodes.
 RESOLVING_INPUTS = 10_000
 # Proofs of equivalence that do not follow from the schema.
 _UNCALLED = "No node that is judged calls the changed function of onnx's reference."

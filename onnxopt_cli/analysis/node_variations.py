@@ -743,7 +743,7 @@ def _axis(random: Random, node: BoundNode) -> BoundNode:
 
 
 def _rank(random: Random, node: BoundNode) -> BoundNode:
-    """Insert axes in one input, or in all inputs of its shape; the elements remain similar."""
+    """Insert axes in one input, or in all inputs of the same shape; change repeated elements."""
     places = _tensors(node)
     if not places:
         return node

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from onnxopt_cli.analysis.model_walk import NodeRun
 
-# The number of remaining nodes up to which all connected subsets are judged.
+# If at most this number of nodes remain, all connected subsets of them are judged.
 _MAX_ENUMERATED = 6
 
 

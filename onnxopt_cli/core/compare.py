@@ -249,8 +249,8 @@ def _known_share(tolerance: Tolerance | None, expected: Array, actual: Array) ->
 
     The largest error / tolerance of the whole tensor is at least as large as in the sample. If an
     element surely has a smaller error / tolerance, it cannot be the worst element, and its exact
-    limit need not be derived. The result is 0 if the tolerance has no lower bound of its limits, or
-    if the sample agrees bitwise.
+    limit need not be derived. The result is 0 if no lower bound of the limits is known, or if all
+    elements of the sample agree bitwise.
     """
     size = expected.size
     if not isinstance(tolerance, ErrorBound) or not tolerance.least:

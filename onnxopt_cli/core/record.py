@@ -434,7 +434,7 @@ def _sizes(kind: str) -> tuple[int, ...] | None:
 def _element_from_json(data: Any, kind: str) -> Element:
     index, *values, absolute, relative, ulp, limit, wrong = _from_element(data)
     if not kind.startswith(STRING):
-        # The element "nan" of a string tensor is not a number.
+        # The elements of a string tensor remain texts: "nan" is not read as the number NaN.
         values = list(map(number_from_json, values))
     measures = map(number_from_json, (absolute, relative, ulp, limit))
     parts: tuple[Any, ...] = (tuple(index), *values, *measures, wrong)

@@ -604,8 +604,8 @@ def _simple_numbers(node: Call[Array]) -> Iterator[Call[Array]]:
         for place, array in enumerate(arrays)
     )
     places = [place for place, array in enumerate(arrays) if _differ(array, simple[place])]
-    # The first attempts simplify all inputs but one. Few attempts then suffice, which saves time if
-    # the failure is a crash.
+    # The first attempts simplify all inputs but one. If the backend fails one of them, few further
+    # attempts are needed, which saves time if the failure is a crash.
     candidates = [
         _exchanged(simple, place, arrays[place])
         for place in (places if len(places) > 2 else ())  # noqa: PLR2004
@@ -624,8 +624,8 @@ def _fewer(group: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
     shape, size = group[0].shape, group[0].size
     full = tuple(np.broadcast_to(tensor, shape).ravel() for tensor in group)
     if size > 1:
-        # Small parts are tried first. Few attempts then suffice, which saves time if the failure is
-        # a crash.
+        # Small parts are tried first. If the backend fails one of them, few further attempts are
+        # needed, which saves time if the failure is a crash.
         for number in dict.fromkeys((min(_ELEMENT_PARTS, size), 2)):
             for places in np.array_split(np.arange(size), number):
                 yield tuple(tensor[places] for tensor in full)

@@ -95,7 +95,8 @@ def distinguishing_input(
     whole_probes: list[tuple[float, int, Call[Array]]] = []
     elements: list[tuple[float, int, Call[Array]]] = []
     # Size of the smallest clear example up to now. Larger examples are harder to read, so larger
-    # probes are skipped if they are not dense.
+    # probes are skipped. A dense probe is not skipped, because one of its elements may be a clear
+    # example.
     smallest_clear = float("inf")
     for index, probe in enumerate(_probes(operator)):
         if not probe.dense and probe.call.size >= smallest_clear:

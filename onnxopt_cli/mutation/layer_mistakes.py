@@ -400,9 +400,9 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
         for operators, deviation in (
             (_NORMALIZATIONS, _unbiased), (("MeanVarianceNormalization",), _unbiased_plus_constant))
         for least_divisor, name, about in (
-            (0, "variance divided by n - 1",
+            (0, "variance with divisor n - 1",
              "The sum of the squared deviations is divided by n - 1, not by n."),
-            (1, "variance divided by n - 1, or by 1",
+            (1, "variance with divisor max(n - 1, 1)",
              "The sum of the squared deviations is divided by n - 1, not by n; for n = 1, by 1."))
     ),
     (_NORMALIZATIONS, "epsilon not added",
@@ -458,7 +458,7 @@ LAYER_MISTAKES: tuple[ListedMistake, ...] = (
      _padded_with_zero),
     (("MaxPool",), "padded with 0", "The padding counts as 0 in the maximum, and is not ignored.",
      _padded_with_zero),
-    (("BatchNormalization",), "running variance divided by n - 1",
+    (("BatchNormalization",), "running variance with divisor n - 1",
      "The running variance is updated with a variance whose divisor is n - 1, not n.",
      Recomputed(_unbiased_running_variance)),
     (("LRN",), "window of an even size centred to the left",

@@ -277,7 +277,7 @@ TENSOR_MISTAKES: tuple[ListedMistake, ...] = (
     (("Round",), "halves rounded up", "2.5 becomes 3, not 2; -3.5 becomes -3, not -4.",
      _elementwise(lambda x: np.floor(x.astype(np.float64) + 0.5))),
     (("Round",), "computed as floor(x + 0.5)",
-     "2.5 becomes 3. The sum is rounded, so that 0.49999997 becomes 1 in float32.",
+     "2.5 becomes 3. In float32, 0.49999997 + 0.5 is rounded to 1, so the result is 1, not 0.",
      _elementwise(lambda x: np.floor(x + x.dtype.type(0.5)))),
     (("Round",), "truncated", "1.7 becomes 1, not 2.", _elementwise(np.trunc)),
     (("Div",), "integers divided with floor", "-7 / 2 is -4, not -3.", _integers(np.floor_divide)),

@@ -183,8 +183,8 @@ class _Sums:
     def lost(self, roundoff: float) -> float:
         """Return a bound on the systematic loss of small terms in a sum, in units of u sum|ab|.
 
-        If a term is below half of the last digit of the partial sum, the term is lost completely,
-        and its rounding error is not random.
+        If a term is below half an ulp of the partial sum, the term is lost completely, and its
+        rounding error is not random.
         """
         if not self.magnitudes.any():
             return 0.0

@@ -30,7 +30,7 @@ _FALSE_ALARM = 3e-10
 _INVERSE = NormalDist().inv_cdf
 _MIN_LEVEL = 2.0**-40
 # The accepted error of the mean and of the mean square in :func:`_test_continuous`. That function
-# defines the level of a number. The unit is the gap between the levels of neighbouring
+# defines the level of a number. The unit is the difference between the levels of two neighbouring
 # representable numbers. The error occurs because the numbers of a sample are rounded to its dtype.
 _GRAINS = 8
 # The square of four standard deviations, in units of the variance. Smaller deviations need no test.
@@ -197,7 +197,7 @@ def _test_continuous(
     if not scale:
         wrong = numbers != np.asarray(origin, sample.dtype)
         return f"has elements that are not {origin:g}" if wrong.any() else ""
-    # An upper bound on the gaps between the levels of neighbouring representable numbers.
+    # An upper bound on the difference between the levels of two neighbouring representable numbers.
     magnitude = max(abs(origin), abs(origin + scale)) / abs(scale)
     grain = 2 * ROUNDOFF[sample.dtype] * max(1.0, magnitude)
     levels = np.sort(law((numbers - origin) / scale))

@@ -468,8 +468,8 @@ def _has_structure(stored: Value, conditioned_output: ConditionedOutput) -> bool
 def _reference_fault(problem: Problem, name: str, conditioned_output: ConditionedOutput) -> str:
     """Return why the structure of the reference's output is wrong; empty if it seems right.
 
-    The structure is wrong if it contradicts the type and shape that onnx infers, and the stored
-    output agrees with that type and shape.
+    The structure is wrong if it contradicts the type and shape that onnx infers, but the structure
+    of the stored output does not.
     """
     if not conditioned_output.right:
         types = {output.name: output.type for output in problem.model.graph.output}

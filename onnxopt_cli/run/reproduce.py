@@ -180,7 +180,7 @@ def _with_returned(
     if len(returned) == len(order):
         returned = [returned[index] for index in order]
     observation = replace(observation, returned=returned)
-    # If the run judged by the default error bound, the failing outputs exceed that bound.
+    # If the run used the default error bound, the failing outputs exceed that bound.
     judged_by_bound = judging.error_bound == FACTOR and all(
         isinstance(tolerance, ErrorBound) for tolerance in observation.expected.tolerances.values()
     )

@@ -274,7 +274,8 @@ def suite_files(name: str, form: str | None = None) -> SuiteFiles:
 
     Args:
         name: the name of the suite.
-        form: ``yaml`` or ``onnx`` directories; None for the default format of the suite.
+        form: ``yaml`` for YAML files, ``onnx`` for ONNX test directories; None for the default
+            format of the suite.
 
     Raises:
         UsageError: if the suite is unknown or has no files of the requested format.

@@ -106,7 +106,7 @@ def conformance(operator: Operator) -> list[CaseTemplate]:
 
 
 def _name(*words: object) -> str:
-    """Join words and numbers to the name of a case template; a minus sign becomes a word."""
+    """Return a name that consists of words and numbers; a minus sign becomes a word."""
     return "_".join(
         word if isinstance(word, str) else f"{word}".replace("-", "minus_") for word in words
     )

@@ -211,7 +211,10 @@ def _carried(author: Author) -> Iterator[CaseTemplate]:
     mixtures: dict[str, Mapping[str, str]] = {"all": {}}
     mixtures |= {name: {name: WIDE_TYPE} for name in author.operator.tensors}
     for word, types in mixtures.items():
-        about = f"A double {author.rate} beside zeros, some in float: detects rounding to float32."
+        about = (
+            f"{author.rate} is a double, all terms are 0, and some tensors are floats: detects "
+            "rounding to float32."
+        )
         yield author.template(
             f"carried_double_{word}", about, tensors=zero, types=types, rate=WIDE_TYPE,
             rate_value=_LARGE_FLOAT + 1 + RATE,

@@ -147,7 +147,7 @@ def sizes(author: Author, shapes: Shapes, seeds: int = 0) -> Iterator[CaseTempla
 
 
 def many_sizes(operator: Operator) -> Iterator[CaseTemplate]:
-    """Yield the case templates of the suite ``large`` for sizes and numbers of tensors."""
+    """Yield the case templates of the suite ``large`` with large tensors or with many tensors."""
     author = Author(operator)
     yield from sizes(author, LARGE_SINGLE_SHAPES, seeds=2)
     for number in (130, 258, 300, 513, 1025):

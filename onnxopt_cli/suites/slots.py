@@ -112,7 +112,7 @@ def _numbers_for_each(author: Author, *, thorough: bool) -> Iterator[CaseTemplat
         )  # fmt: skip
     for name, number in product(author.each, (1, 2)[: 1 + thorough]):
         template = author.template("refused", "", shapes=[(3,)] * number, turn=False)
-        about = f"{name} is an empty list for {number} tensors: no number must be made up."
+        about = f"{name} is an empty list for {number} tensors: it must be refused."
         attributes = {**template.attributes, name: TypedAttribute("FLOATS", ())}
         yield rejected(template, f"refuses_empty_{name}_of_{number}", about, attributes=attributes)
 

@@ -146,7 +146,7 @@ class Worker:
     _model: bytes = b""
     # True if the response to the last case obeyed the protocol.
     _obeyed_protocol: bool = False
-    # Bytes of the inputs in shared memory.
+    # Number of bytes of the inputs in shared memory.
     _input_bytes: int = 0
     # The first response to a case that is running again.
     _first_response: Response | None = None

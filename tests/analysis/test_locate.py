@@ -547,7 +547,7 @@ def test_values_beyond_the_limit_of_memory_are_not_judged(locate, monkeypatch, k
     model.graph.output[0].type.tensor_type.ClearField("shape")
     _, found = locate(model, "Right")
     reasons = [entry["reason"] for entry in found["not_judged"]]
-    assert re.fullmatch(r"its values have \d+ bytes; at most 500 are judged", reasons[0])
+    assert re.fullmatch(r"its values have \d+ bytes, but the limit is 500 bytes", reasons[0])
     assert set(reasons[1:]) == {model_walk.NO_OPERAND}
 
 

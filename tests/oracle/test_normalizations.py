@@ -344,7 +344,7 @@ def shares_of_given_statistics(operands, value):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("ratio", [0, 10, 300])
 def test_given_statistics_are_applied_in_float32(dtype, ratio):
-    """Folded scales and shifts pass, and ten times their largest error fails."""
+    """Results pass whether or not the mean is folded; ten times their largest error fails."""
     operands = by_given_statistics(dtype, ratio)
     x, *parameters = (operand.astype(F) for operand in operands)
     scale, bias, mean, variance = (parameter[:, None] for parameter in parameters)

@@ -176,8 +176,8 @@ def test_error_refers_to_the_line_of_the_backend_that_raised_it(
         (Outcome.ERROR, "raised at \0:1"),
         (Outcome.ERROR, "raised at /dev/zero:1"),
         (Outcome.ERROR, "raised at {folder}/.venv/lib/site-packages/numpy/core.py:1"),
-        # No line of code belongs to a wrong value. The printed text only looks like a line of a
-        # traceback.
+        # No line of code raised the failure, because a value is wrong. The printed text only looks
+        # like a line of a traceback.
         (Outcome.FAIL, "raised at {folder}/kernels.py:3"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The quick tier of a scoreboard, and the rows of the matrix."""
+"""The cases of a scoreboard's quick tier, and the row of the scoreboard to which a case belongs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def negative_second(rule):
 
 
 def of_elementwise(derivative):
-    """Return a function that replaces any rule with ``derivative(node, gradient, x, y)``."""
+    """Return a function that turns every rule into ``derivative(node, gradient, x, y)``."""
 
     def change(_rule):
         return lambda node: [derivative(node, node.gradient, node.inputs[0], node.outputs[0])]

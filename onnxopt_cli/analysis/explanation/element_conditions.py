@@ -704,9 +704,9 @@ def _counts(node: _Node, conditions: Sequence[tuple[str, ...]]) -> Array:
 
         0. the number of elements that meet the condition;
         1. the number of wrong elements among them;
-        2. the evidence that only elements which meet the condition are wrong;
+        2. the evidence that all wrong elements meet the condition;
         3. 1 if a wrong element does not meet the condition, otherwise 0;
-        4. the evidence that all elements which meet the condition are wrong.
+        4. the evidence that all elements that meet the condition are wrong.
 
         Evidence is the negative decimal logarithm of a probability.
     """

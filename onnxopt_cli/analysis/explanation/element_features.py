@@ -172,7 +172,7 @@ def _add_values(features: ElementFeatures, name: str, values: Array) -> None:
 
 
 def _aligned_operands(node: BoundNode, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-    """Broadcast inputs to the shape of an output; yield the name of each input and the result.
+    """Broadcast inputs to the shape of an output; yield their names and the broadcast inputs.
 
     Inputs that cannot be broadcast are skipped. Only the first _MAX_OPERANDS inputs are tried.
     """

@@ -92,7 +92,7 @@ MAX_OTHER_SHARE = 0.1
 #: nodes that do not meet a plain condition, up to MAX_OTHER_SHARE_OF_PLAIN may fail. It must then
 #: be unlikely that all nodes that meet the condition fail by chance.
 MAX_OTHER_SHARE_OF_PLAIN = 0.3
-#: The probability that all nodes which meet a plain condition fail by chance must be at most
+#: The probability that all nodes that meet a plain condition fail by chance must be at most
 #: MAX_CHANCE.
 MAX_CHANCE = 1e-9
 #: If a condition has several parts, each part must be the only part that is lacking in MIN_LACKING
@@ -848,7 +848,7 @@ class _NodeSearch:
     def _proven_element_condition(
         self, accepted: Sequence[ElementCondition]
     ) -> ElementCondition | None:
-        """Return a condition on elements that generated nodes support; None if none is found."""
+        """Return a condition on elements, confirmed by generated nodes; None if none is found."""
         for number in range(_ELEMENT_ROUNDS):
             conditions, ranked = self._ranked_element_conditions(accepted)
             for condition in ranked:

@@ -500,7 +500,8 @@ class CauseSearch:
     def _submit_unexplained(self, call: Call[Array]) -> Sequence[Array] | None:
         """Submit a node, and return its outputs.
 
-        If the cover explains the outputs, the expected outputs are returned instead.
+        If a known mistake of the cover explains the outputs, the expected outputs are returned
+        instead.
         """
         returned = self.submit(call) if self.submit else None
         if returned and any(returns(mistake, call, returned) for mistake in self.cover):

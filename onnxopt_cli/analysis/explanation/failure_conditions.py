@@ -204,8 +204,8 @@ class _Search(ConditionQueries):
         if rivals:
             other_path, other_row = rivals[0]
             has_third = any(np.mean(row != other_row) > _DIFFERENT_SHARE for _, row in rivals)
-            # If a third condition is possible, neither of the two conditions may be the cause. The
-            # same is true if no new inputs were submitted.
+            # If a third condition is possible, perhaps neither of the two conditions is the cause.
+            # The same is true if no new inputs were submitted.
             if has_third or self._submit is None:
                 return None
             either = f"wherever {_text(best.conditions)} or wherever {_text(other_path.conditions)}"
@@ -378,12 +378,13 @@ class _Search(ConditionQueries):
                 return None
             if not self._fails_elsewhere(condition):
                 return self._only_where(condition)
-            # The new failing input refutes this condition, but another one may cover all of them.
+            # The new failing input does not meet this condition. Perhaps all failing inputs meet
+            # another one.
             self._fit()
         return None
 
     def _only_where(self, condition: Condition) -> FailureCondition | None:
-        """Return the statement that only inputs which meet a condition fail, if it is supported."""
+        """Return the statement that all failing inputs meet a condition, if it is supported."""
         met = Counter(self._outcomes([condition]))
         inside = met[True, True] + met[True, False]
         outside = met[False, True] + met[False, False]

@@ -79,8 +79,8 @@ class HypothesisRanking:
         failures = self.open_failures()
         if not any(sample.case for sample in failures):
             return []
-        # Limits on numbers are tried only with generated nodes: among many numbers, one often
-        # separates a few cases by chance.
+        # Limits on numbers are tried only if nodes can be generated to test them. A node has many
+        # numbers, one of which often separates a few cases by chance.
         limits = self._limits(failures) if self._nodes.submit else []
         table = _Table(self._nodes.samples, failures, limits)
         with_costs: list[tuple[float, Hypothesis]] = []
@@ -325,7 +325,7 @@ class _Masks:
     Attributes:
         holds: a row for each trait: 1 for the nodes that agree with the trait, 0 for other nodes.
         against: a row for each trait: 1 for the nodes that contradict it, 0 for other nodes.
-        agreeing: the failing nodes with the outputs of the mistake.
+        agreeing: a mask of the failing nodes whose outputs the mistake reproduces.
         weights: the cost of each failing node that a condition does not explain.
     """
 

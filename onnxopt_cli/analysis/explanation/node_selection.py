@@ -144,7 +144,7 @@ def sample_for_errors(variation: Variation, *, is_raised: bool) -> NodeSample:
 
 
 def small_nodes(samples: Iterable[NodeSample]) -> list[BoundNode]:
-    """Return small nodes from which new nodes are generated: first cases, then generated nodes."""
+    """Return small nodes from which new nodes are generated; the nodes of cases come first."""
     ordered = sorted(samples, key=lambda sample: (not sample.case, sample.size))
     return [BoundNode.of(sample.model, sample.inputs) for sample in ordered[:_MAX_BASES]]
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 #: probability of 0.75 ** 11 = 4 %.
 MIN_MEETING = 11
 #: Changed copies of failing nodes may all have the stated property by accident. If this is
-#: possible, a statement requires MIN_INDEPENDENT other failing nodes that agree with it.
+#: possible, at least MIN_INDEPENDENT failing nodes that are not such copies must agree with the
+#: statement.
 MIN_INDEPENDENT = 3
 # The number of inputs that confirm a changed formula; the formula must be wrong for all of them.
 # The first number applies if the backend agrees with the changed formula for every input, and the

@@ -433,8 +433,8 @@ def _computed(
         rounding = row.roundings * unit * magnitude
         if row.rough is not None:
             rounding = np.maximum(rounding, row.rough(value, precision, *operands))
-        # The rule for exact scalars does not apply to tensors. Whether all elements of a tensor are
-        # exact could depend on how the tensor is divided into blocks.
+        # The rule for exact scalars does not apply to tensors. If it did, the error could depend on
+        # how a tensor is divided into blocks, because all elements of one block may be exact.
         is_scalar = precision.level is not Level.TENSOR and not magnitude.ndim
         if is_scalar and row.exponents and _is_exact(row, value, operands):
             rounding = np.float64(0.0)

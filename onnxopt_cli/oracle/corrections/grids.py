@@ -59,7 +59,7 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
 def moves_to_border(mode: str) -> bool:  # noqa: ARG001 - a second reading depends on the mode
     """Return whether the padding "border" moves points outside of an image to its border.
 
-    Otherwise, only the pixels that are read are moved into the image.
+    Otherwise, the points are not moved, but the indices of the pixels that are read are clipped.
     """
     return True
 

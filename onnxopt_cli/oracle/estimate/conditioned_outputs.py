@@ -381,8 +381,8 @@ def _unit(evaluation: Evaluation, exact: Array) -> tuple[Array, list[Array]]:
                 values.append(beyond)
     if getattr(evaluation.native, "dtype", None) == np.float64:
         # Doubles are perturbed in double, so a run may overflow although the exact value is finite.
-        # The unit is then infinite: two cancelling terms may move identically in all remaining
-        # runs, which would hide their error.
+        # The unit is then infinite. The runs that do not overflow may hide an error, because two
+        # cancelling terms may move identically in all of them.
         infinite = [np.isinf(value) for _, value in movements]
         unit = np.where(np.isfinite(exact) & np.any(infinite, axis=0), np.inf, unit)
     return unit if evaluation.step == 1 else unit / evaluation.step, values

@@ -1,7 +1,7 @@
 """Sums of exponentials exp(x - m), where m is the largest operand, by the algorithms of runtimes.
 
 Each summing function returns m and the sum. Some algorithms compute the logarithm of the sum of
-exp(x) instead. Their functions return this logarithm as m, and 1 as the sum.
+exp(x) instead. Their functions return this logarithm in place of m, and 1 in place of the sum.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def _online(x: Array, axes: Any) -> tuple[Array, Array]:
 
 
 def _logarithmic(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Return the logarithm of the sum, computed by ``logaddexp``, and 1."""
+    """Return the logarithm of each sum, computed by ``logaddexp``, and ones."""
     terms, shape = _terms(x, axes)
     total = np.logaddexp.reduce(terms)
     return total.reshape(shape), np.ones(shape, x.dtype)
 
 
 def _logarithmic_without_log1p(x: Array, axes: Any) -> tuple[Array, Array]:
-    """Return the logarithm of the sum, computed by ``log(1 + exp(d))`` for each term, and 1."""
+    """Return the logarithm of each sum, computed with ``log(1 + exp(d))`` per term, and ones."""
     terms, shape = _terms(x, axes)
     # The lowest finite number stands for -inf, because the difference of two infinities would be
     # NaN. Adding log(2) to this number has no effect, because the result is rounded to the number.

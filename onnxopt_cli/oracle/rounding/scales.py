@@ -39,7 +39,8 @@ _CONVOLUTION_STAGE = 1 / 6
 # If a transform of length n is computed as sums of n terms, its error is sqrt(n) / 10 roundings of
 # the root mean square of the result.
 _ROOT_MEAN_SQUARE_DIVISOR = 10
-# Such a transform also has an error of sqrt(n) / 40 roundings of the largest element of the result.
+# A transform that is computed as sums has a further error: sqrt(n) / 40 roundings of the largest
+# element of the result.
 _LARGEST_DIVISOR = 40
 # A float32 angle that is computed by a product and a quotient has an error of two roundings. This
 # error moves all terms of a sum. The unit is _ANGLE_ERROR times a rounding of the largest element,
@@ -633,7 +634,7 @@ class _Axis:
 
 
 def _transforms_exactly(x: Array, axes: Sequence[_Axis]) -> bool:
-    """Return whether all tiles transform exactly, because the input has few binary digits."""
+    """Return whether the transforms of all tiles are exact: the input has few binary digits."""
     growth = prod(float(np.abs(axis.tile).sum(axis=1).max()) for axis in axes)
     largest = growth * float(np.abs(x).max(initial=0.0))
     if not 0 < largest < np.inf:
@@ -656,7 +657,7 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
             space.
         group: the number of groups of channels.
         axes: the matrices along the axes of space.
-        exact: whether tiles of the input transform exactly.
+        exact: whether the transforms of the input's tiles are exact.
     """
     batch, outputs, channels, rank = len(x), len(w), w.shape[1], len(axes)
     sizes = [old - kernel + 1 for old, kernel in zip(x.shape[2:], w.shape[2:], strict=True)]

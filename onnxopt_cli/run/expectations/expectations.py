@@ -443,7 +443,8 @@ class Expectations:
 
         Args:
             cases: the ids of all cases of the run's targets, selected or not. An entry that matches
-                none of these ids is stale. The files must have been written for these targets.
+                none of these ids is stale, so the expectation files must be meant for these
+                targets.
             backends: the tested backends. Entries for other backends are not checked.
         """
         faults: list[Fault] = []

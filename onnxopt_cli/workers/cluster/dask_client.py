@@ -598,8 +598,9 @@ class WorkerGroup:
             files: takes the index of an item, and returns the files that the item needs.
             stop: returns whether to stop early.
             part: takes the index of an item, and returns the part to which the item belongs; None
-                if there is only one part. If there are at least as many parts as workers, each
-                worker receives items of another part, and may process the part to its end.
+                if there is only one part. A worker receives items of one part until no item of it
+                remains. The worker then receives items of the part with the most remaining items
+                per worker.
 
         Raises:
             BackendUnavailable: if the scheduler or all workers are lost.

@@ -193,7 +193,7 @@ def test_show_describes_a_mistake_of_an_operator_without_a_formula(onnxopt):
         ("LogSoftmax", "overflow of exp in the sum", [[100.0, 0.0]], [-np.inf, -np.inf]),
         (
             "MeanVarianceNormalization",
-            "variance divided by n - 1, or by 1",
+            "variance with divisor max(n - 1, 1)",
             [[[[[3.0]]]]],
             [[[[0.0]]]],
         ),

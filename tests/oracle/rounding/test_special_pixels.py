@@ -99,8 +99,8 @@ def test_grid_sample_reads_pixels_of_weight_zero(padding):
 
 def test_grid_sample_clips_coordinates_before_or_after_it_chooses_pixels():
     image = np.array([[[[-2, INF, 3]]]], np.float32)
-    # The coordinate is -0.25. The nearest pixels are -1 and 0; after clipping to 0, they are 0 and
-    # 1.
+    # The coordinate -0.25 lies between the pixels -1 and 0. If the coordinate is first clipped to
+    # 0, the pixels 0 and 1 are read.
     grid = np.array([[[[-5 / 6, 0]]]], np.float32)
     attributes = {"mode": "linear", "padding_mode": "border"}
     inputs = {"x": image, "grid": grid}

@@ -200,7 +200,7 @@ def _long_windows() -> Iterator[tuple[str, str, Generator]]:
     alternating = np.arange(131) % 3 == 0
     yield "Where", "long", fixed_node(alternating, _wave((131,)), _wave((131,), 3.0, 4.0))
     yield "Unique", "long", fixed_node(_wave((_LONG_AXIS,)), outputs=4)
-    # Only the last elements of the tensor occur twice.
+    # The last four elements equal the first four; all other elements are distinct.
     distinct = (np.arange(131) * 37 % 127).astype(np.float32)
     yield "Unique", "long_values", fixed_node(distinct)
     yield (

@@ -1,7 +1,7 @@
-"""Nodes with equal operands, and nodes with negative, descending or outer axes of equal lengths.
+"""Nodes with equal operands, and nodes with negative, descending or outer axes of a cube.
 
-An implementation may simplify a node whose operands are equal. If the axes of a tensor have the
-same length, a wrong axis does not change the shape of the result.
+An implementation may simplify a node whose operands are equal. All axes of a cube have the same
+length, so a wrong axis does not change the shape of the result.
 """
 
 from __future__ import annotations
