@@ -179,7 +179,7 @@ def errors_after_resuming(command: Command, folder: Path) -> list[str]:
         run = start(arguments, folder)
         errors = run.process.communicate()[1]
         if run.code not in {0, 1} or outcomes(run.report) != command.outcomes:
-            return [f"resumes to another result, exit code {run.code}: {errors.strip()[-300:]}"]
+            return [f"resumed with another result, exit code {run.code}: {errors.strip()[-300:]}"]
     elif any((folder / "found").glob("*.yaml")):
         run = start(["run", "found", "--timeout", "2"], folder)
         errors = run.process.communicate()[1]

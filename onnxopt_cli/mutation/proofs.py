@@ -62,7 +62,7 @@ _MATRICES = frozenset({
 })  # fmt: skip
 # Inputs that contain positions and have several axes.
 _MATRIX_PARAMETERS = frozenset({"MaxUnpool.I", "RotaryEmbedding.position_ids"})
-# Inputs that may not be negative.
+# Inputs that must not be negative.
 _COUNTS = frozenset({
     "batch_indices", "block_shape", "dft_length", "frame_length", "frame_step", "image_shape",
     "nonpad_kv_seqlen", "num_mel_bins", "position_ids", "repeats", "sample_rate", "sequence_lens",
@@ -72,7 +72,7 @@ _COUNTS = frozenset({
 })  # fmt: skip
 #: Inputs that must be finite and positive, by name or by operator and name.
 POSITIVE_INPUTS = frozenset({"a_scale", "b_scale", "scales", "w_scale", "x_scale", "y_scale"})
-#: Inputs that must be finite and may not be negative, by name or by operator and name.
+#: Inputs that must be finite and not negative, by name or by operator and name.
 NONNEGATIVE_INPUTS = frozenset({"Normalizer.X", "input_var", "iou_threshold", "var"})
 # Inputs whose values have no effect on the result. Only their type or shape has an effect.
 _UNREAD = frozenset({

@@ -635,7 +635,7 @@ def sequential_sums(
         a, b = a[..., ::step], b[..., ::step, :]
         if b.shape[-1] == 1:
             return _sums_of_products(a, np.swapaxes(b, -1, -2))
-        # If several columns are contiguous, einsum adds the terms of each column in order.
+        # If the operands are contiguous, einsum adds the terms of each of several columns in order.
         operands = np.ascontiguousarray(a), np.ascontiguousarray(b)
         return np.einsum("...ik,...kj->...ij", *operands, optimize=False)
 

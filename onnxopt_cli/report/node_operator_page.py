@@ -103,7 +103,8 @@ def _types(schema: defs.OpSchema, type_str: str) -> str:
     return _plain_type(type_str)
 
 
-# Replacements in the names of types: a part of a name in a schema, and the words on the page.
+# Replacements in the names of types: a part of a type's name in the schema, and the text that the
+# page shows instead.
 _TYPE_WORDS = (
     ("tensor(float)", "float32"), ("tensor(double)", "float64"), ("tensor(", ""), (")", ""),
     ("seq(", "sequence of "), ("optional(", "optional "), ("map(", "map of "),

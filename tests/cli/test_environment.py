@@ -455,7 +455,7 @@ def test_signal_while_node_cases_are_made_leaves_no_files(place, number, code):
 def test_run_without_proc_has_the_same_verdict(place):
     script = "unshare -m bash -c 'umount -l /proc && onnxopt run demo.yaml -q -b onnx-reference'"
     if call_in_shell(place, "unshare -m umount -l /proc").returncode:
-        pytest.skip("may not unmount here")
+        pytest.skip("no permission to unmount")
     done = call_in_shell(place, script)
     assert done.returncode == 2
     assert b"1 invalid" in done.stdout

@@ -162,7 +162,7 @@ def test_daemon_of_an_exec_command_is_killed_after_its_supervisor(demo):
 )
 def test_daemon_ends_with_its_worker(demo, prefix):
     if prefix and subprocess.run([*prefix, "true"], check=False, capture_output=True).returncode:
-        pytest.skip("may not begin a namespace")
+        pytest.skip("no permission to create a namespace")
     rates = {"bad": 0.5, **{f"waits{i}": 0.25 for i in range(8)}}
     write_cases(demo, rates)
     backends = (backend("sleeps"), "-j", "1", "-b", f"python:{HOSTILE}:Waits", "-v")
@@ -180,7 +180,7 @@ def without_proc():
     """Return a command prefix that unmounts /proc, or skip the test if this is not permitted."""
     hide = ["unshare", "-m", "sh", "-c", 'umount -l /proc && exec "$@"', "sh"]
     if not shutil.which("unshare") or subprocess.run([*hide, "true"], check=False).returncode:
-        pytest.skip("may not take /proc away")
+        pytest.skip("no permission to unmount /proc")
     return hide
 
 

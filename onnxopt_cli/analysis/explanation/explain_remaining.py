@@ -482,9 +482,9 @@ class CauseSearch:
     def _is_right(self, original: Sample, changed_call: Call[Array]) -> bool | None:
         """Return whether the backend is right on a changed copy of a failing input.
 
-        The result is None if the copy is not valid. It is also None if faults are invisible in an
-        output of the copy that would be visible in the original, for example because no element of
-        the output changes.
+        The result is None if the copy is not valid. It is also None if an output of the copy hides
+        faults that would be visible in the original, for example because no element of the output
+        changes.
         """
         call = checked(changed_call)
         result = self._submitted(call) if call else None

@@ -88,7 +88,7 @@ class FailureCondition:
         evidence: two counts in words: the inputs that meet all parts and fail, and the inputs that
             pass; empty without parts.
         meets: returns whether an element of a sample meets all parts.
-        is_necessary: whether the statement is that only inputs which meet the condition fail.
+        is_necessary: whether the statement is that all failing inputs meet the condition.
     """
 
     text: str

@@ -678,7 +678,7 @@ def _shapes_of(name: str, value: Array, extra: float) -> Iterator[Trait]:
 
 
 def _have_axis(left: Array, right: Array, position: int) -> bool:
-    """Return whether two tensors have the same rank, and both have an axis at a position."""
+    """Return whether two tensors have the same rank, and both have an axis at the position."""
     return left.ndim == right.ndim > max(position, 0)
 
 

@@ -427,7 +427,7 @@ def parse_strictly(message_class: type[Any], data: bytes) -> Any:
         raise Malformed(f"is not a valid {kind}: the data is damaged or cut off") from None
     message.DiscardUnknownFields()
     # If the message has the size of the data, no field was ignored or merged. A different size is
-    # not an error by itself: for example, the numbers of a repeated field may not be packed.
+    # not an error by itself: for example, the numbers of a repeated field may be unpacked.
     if message.ByteSize() != len(data) and (fault := _fault(data, message_class.DESCRIPTOR)):
         raise Malformed(f"is not a valid {kind}: {fault}")
     return message

@@ -431,7 +431,7 @@ class _Expansion:
         return {output: node for node in nodes for output in node.output if output}
 
     def _is_next(self, node: onnx.NodeProto) -> bool:
-        """Return whether a Gradient node is independent of all other Gradient nodes."""
+        """Return whether a Gradient node depends on no other Gradient node."""
         producers = self._producers(*self._gradients)
         everything = [*self._sources, *producers]
         graph = DifferentiatedGraph(node, [*self._nodes, *self._gradients], everything)

@@ -18,7 +18,7 @@ from onnxopt_cli.oracle.evaluator import ReferenceModel
 from onnxopt_cli.oracle.widen import largest_finite
 
 # Activations whose formulas are NaN at an infinity of their first operand, although they have a
-# finite limit. The largest finite number of the same sign yields the limit.
+# finite limit. The value at the largest finite number of the same sign is used as the limit.
 _ACTIVATIONS = frozenset({"Gelu", "HardSwish", "Mish", "Softsign", "SwiGLU", "Swish"})
 _CONVOLUTION = "CausalConvWithState"
 

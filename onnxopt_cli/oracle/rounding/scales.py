@@ -518,7 +518,7 @@ class _Convolution:
         x, w = (self.x / largest).astype(np.float32), w.reshape(-1, *self.w.shape[1:])
         w = w.astype(np.float32)
         for _ in self.sizes[:-_TILED_AXES]:
-            # Treat each place along the axis as a batch, and each term as a channel.
+            # Each place along the axis becomes an element of the batch, and each term a channel.
             terms = np.moveaxis(sliding_window_view(x, w.shape[2], 2), (2, -1), (1, 3))
             x = terms.reshape(-1, w.shape[2] * x.shape[1], *x.shape[3:])
             w = w.reshape(len(w), -1, *w.shape[3:])

@@ -373,7 +373,7 @@ def with_overflow(
         try:
             total = count * _sum_of_magnitudes(node, compute, doubles)
             exact = count * compute(*doubles)[0]
-        except Exception:  # noqa: BLE001 - the node may not be defined there
+        except Exception:  # noqa: BLE001 - the node may be undefined there
             return output
         positive, negative = ((total + sign * exact) / 2 > limit for sign in (1, -1))
         may_be = positive if special > 0 else negative if special < 0 else positive & negative
