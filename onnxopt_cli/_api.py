@@ -223,7 +223,7 @@ def load_cases(
         open_progress: opens a progress display.
 
     Raises:
-        InvalidCase: with the faults of case files, unless ``invalid`` handles them.
+        InvalidCase: if case files have faults and ``invalid`` is not given.
         UsageError: if a target, an operator, a tag or a capability does not exist.
         NothingSelected: if no case is selected, and all files are valid.
     """

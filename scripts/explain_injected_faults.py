@@ -153,7 +153,7 @@ def length_condition(_operator: Operator, random: Random) -> Condition:
 
 
 def block_condition(_operator: Operator, random: Random) -> Condition:
-    """Draw the condition that an element is in the last block, which is incomplete."""
+    """Draw the condition that an element comes after the last complete block."""
     m = random.choice((4, 8, 16, 32))
     return (
         f"tail of {m}",

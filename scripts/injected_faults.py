@@ -359,7 +359,7 @@ def on_tile(_: Operator, random: np.random.RandomState) -> Condition:
 
     if random.rand() < 0.25:
         return Condition(f"a matrix of {edge} {word}s", has_edge)
-    return Condition(f"from {word} {edge} of a matrix on", is_beyond_edge)
+    return Condition(f"in a matrix, from {word} {edge} on", is_beyond_edge)
 
 
 def on_rank(_: Operator, random: np.random.RandomState) -> Condition:

@@ -77,7 +77,7 @@ MIN_KILLS = 3
 # An operator with at least this number of cases gets at most one draw of each type.
 MAX_CASES = 30
 # Lengths of a long axis. The script uses the first of these lengths for which the node is computed
-# within the time limit. After the first draw of an operator, the first length is not tried again.
+# within the time limit. After a draw has been selected, the first length is not tried again.
 LENGTHS = (1031, 259, 67)
 # An axis counts as long if it has more than BLOCK elements.
 BLOCK = 64

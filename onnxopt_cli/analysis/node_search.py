@@ -367,7 +367,7 @@ def computing(
 
     def compute(model: onnx.ModelProto, inputs: Mapping[str, Value]) -> Sequence[Value]:
         evaluator = evaluators.get(id(model)) or ReferenceModel(model)
-        # A mutant may change its inputs. Each mutant gets a copy, because all have the same inputs.
+        # All mutants have the same inputs. Each gets a copy, because it may overwrite the inputs.
         return evaluator.run({name: copied(value) for name, value in inputs.items()})
 
     return compute

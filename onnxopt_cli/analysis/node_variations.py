@@ -254,8 +254,8 @@ def neighbours(
         gaps: intervals by the name of an attribute. In some nodes, the value of the attribute is
             drawn from its interval.
         stated: names of attributes and inputs that some passing nodes take from a failing node.
-        is_directed: whether the nodes test a statement that other nodes have confirmed. Such nodes
-            also have more changes.
+        is_directed: whether the nodes test a statement that other nodes have confirmed. If so, a
+            node may have up to four changes instead of two.
     """
     random = Random(seed)  # noqa: S311 - no cryptography
     op_type = failing[0].node.op_type

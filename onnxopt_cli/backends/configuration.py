@@ -230,7 +230,7 @@ def require_installed(backend: str, place: str) -> None:
         place: the place in the file, for the message.
 
     Raises:
-        BackendUnavailable: with the command that installs the adapter.
+        BackendUnavailable: if it is such an adapter. The hint is the command that installs it.
     """
     _, unnamed = split_label(backend)
     if not unnamed.startswith(ADAPTER) or _VARIABLE in os.environ:

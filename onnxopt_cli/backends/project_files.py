@@ -130,7 +130,7 @@ def write_project_files(
             ``numpy``, with a note to replace it.
         name: the name of the backend in the settings; if it is empty, the name is derived from the
             specification.
-        requirements: requirements of the backend, for pip.
+        requirements: requirements of the backend, which the workflow installs with pip.
         force: whether existing files are replaced.
 
     Raises:

@@ -29,7 +29,7 @@ from onnxopt_cli.core.text import printable
 )
 @option(
     "--requirement REQUIREMENT",
-    "A requirement of the backend for pip, in the workflow. May be given several times.",
+    "A requirement that the workflow installs with pip. May be given several times.",
     "requirements",
     multiple=True,
 )

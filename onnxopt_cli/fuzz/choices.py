@@ -58,7 +58,7 @@ class Source:
         return int(self._draw(_integers(least, most)))
 
     def rarely(self, times: int = 8) -> bool:
-        """Return True about once in ``times`` calls; False is the simplest."""
+        """Return True about once in ``times`` calls; False is simpler."""
         return self.integer(0, times - 1) == times - 1
 
     def reject(self) -> None:
@@ -143,8 +143,8 @@ def _decimals(random: np.random.RandomState, shape: Shape) -> Array:
     """
     powers = 10.0 ** random.randint(-5, 1, shape)
     digits = random.randint(-999, 1000, shape) * (random.randint(0, 8, shape) > 0)
-    # The quotient of two integers is the double that is nearest to the decimal number. Adding 0.0
-    # turns -0.0 into 0.0.
+    # Dividing the digits by a power of ten yields the double that is nearest to the decimal. Adding
+    # 0.0 turns -0.0 into 0.0.
     return digits / (1 / powers) + 0.0
 
 

@@ -581,7 +581,7 @@ def _each_attribute(change: Callable[[float], float], *, only_defaults: bool = F
 
 
 def _numbers_of_other(name: str, change: Callable[[Any], Any]) -> Compute:
-    """Return a computation in which a group uses another group's number of an attribute."""
+    """Return a computation in which a group uses the attribute's number for another group."""
     return _attributes(lambda call: {**call.attributes, name: change(call.attributes[name])})
 
 

@@ -195,7 +195,7 @@ def _places(
 
     Args:
         tree: the formula.
-        names: its numeric arguments. The names that earlier statements assign are added.
+        names: its numeric arguments; the names that statements assign are appended to this list.
     """
     for statement, defined in _statements_and_names(tree, names):
         for node, put in _expressions(statement, _expression_fields(statement)):
@@ -209,7 +209,7 @@ def _statements_and_names(
 
     Args:
         tree: the formula.
-        names: its numeric arguments. The names that earlier statements assign are added.
+        names: its numeric arguments; the names that statements assign are appended to this list.
     """
     for statement in _statements(tree.body):
         yield statement, names

@@ -193,14 +193,14 @@ _INDEX_TYPES = frozenset({"tensor(int32)", "tensor(int64)"})
 # Mistakes in inputs that are counts, axes or positions. A key is the name of a mistake. A value
 # consists of its description and the change. {} stands for the name of the input.
 _INDEX_CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
-    "{} one too large": ("The input {} is one too large.", lambda array: _shifted(array, 1)),
-    "{} one too small": ("The input {} is one too small.", lambda array: _shifted(array, -1)),
+    "{} one too large": ("The input {} is too large by 1.", lambda array: _shifted(array, 1)),
+    "{} one too small": ("The input {} is too small by 1.", lambda array: _shifted(array, -1)),
     "negative {} one too large": (
-        "Negative values of the input {} are one too large.",
+        "Negative values of the input {} are too large by 1.",
         lambda array: np.where(array < 0, _shifted(array, 1), array),
     ),
     "negative {} one too small": (
-        "Negative values of the input {} are one too small.",
+        "Negative values of the input {} are too small by 1.",
         lambda array: np.where(array < 0, _shifted(array, -1), array),
     ),
 }  # fmt: skip

@@ -223,7 +223,7 @@ PROOFS: Sequence[Proof] = (
         _input_among(_VECTORS),
     ),
     Proof(
-        "Every integer type can represent an axis, because its magnitude is at most the rank.",
+        "Every type can represent an axis, because the magnitude of an axis is at most the rank.",
         re.compile(r"(\w+) in (float32|32 bits|8 bits)"),
         _input_among(frozenset({"axes", "axis"})),
     ),

@@ -255,7 +255,7 @@ def _replacements(operator: Operator, kind: str, definitions: Sequence[object]) 
         for unknown in {*getattr(definition, "defaults", ())} - attributes:
             yield f"the {kind} {name!r}: unknown attribute {unknown}"
         try:
-            rewrite(operator.formula, getattr(definition, "replace"))  # noqa: B009 - of both classes
+            rewrite(operator.formula, getattr(definition, "replace"))  # noqa: B009 - in both classes
         except ValueError as error:
             yield f"the {kind} {name!r}: {error}"
 

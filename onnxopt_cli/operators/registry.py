@@ -140,7 +140,7 @@ class Registry:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Use this registry in this process and in processes that start within the context."""
+        """Use this registry in this process and in processes that start in the ``with`` block."""
         global _in_use  # noqa: PLW0603 - one registry is in use at a time
         before, variable = _in_use, os.environ.get(VARIABLE)
         _in_use = self
@@ -176,7 +176,7 @@ def registry() -> Registry:
     """Return the registry in use; the first call creates a registry if necessary.
 
     Raises:
-        UsageError: as :meth:`Registry.of_environment` does.
+        UsageError: in the same cases as :meth:`Registry.of_environment`.
     """
     global _in_use  # noqa: PLW0603 - one registry is in use at a time
     if _in_use is None:

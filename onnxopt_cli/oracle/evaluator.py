@@ -371,8 +371,8 @@ def _prepared(node: Any, function: type, *, wide: bool) -> SimpleNamespace:
 def _unchecked(node: Any) -> Compute:
     """Return a function that computes a node, if possible without the reference's checks of types.
 
-    The checks take longer than the arithmetic of small tensors. The run of the model in its own
-    types has passed the checks of types.
+    The checks take longer than the arithmetic of small tensors. They were already made when the
+    model ran in its own types.
     """
     from onnx.reference.op_run import OpRun
 

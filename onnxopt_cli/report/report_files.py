@@ -71,7 +71,7 @@ def write_all(writes: Iterable[Callable[[], object]]) -> None:
     """Call functions that write files; after an error, the remaining functions are still called.
 
     Raises:
-        UsageError: with the messages of all errors.
+        UsageError: if a function raises an OnnxoptError. The message contains all messages.
     """
     errors = []
     for write in writes:

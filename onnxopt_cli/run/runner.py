@@ -195,7 +195,7 @@ def run_case(plan: Plan, case: Case) -> tuple[Result, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Submission:
-    """A case that has been submitted to every backend; an invalid case is not submitted.
+    """A case, and the responses for which to wait; an invalid case is not submitted.
 
     Attributes:
         case: the case.

@@ -132,7 +132,8 @@ class ResultStore:
         return path
 
     def _not_started_file(self, specification: str) -> Path:
-        # The name does not contain the specification, which may hold secrets: env.TOKEN=...
+        # The specification may contain secrets, as in env.TOKEN=..., so the name contains only its
+        # digest.
         return self._folder / NOT_STARTED_FOLDER / f"{digest(specification)}{_LOG_SUFFIX}"
 
     def keep_failed_start(self, specification: str, message: str) -> None:

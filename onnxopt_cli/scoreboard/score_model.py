@@ -75,7 +75,7 @@ class Score:
 
     @property
     def words(self) -> str:
-        """The numbers of all results, in words."""
+        """The number of results with each outcome, in words."""
         passed = f"{self.passed} pass" if self.passed or not self.missing else ""
         return ", ".join(filter(None, (passed, self.others)))
 

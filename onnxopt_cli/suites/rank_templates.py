@@ -5,8 +5,8 @@ selects an element of a literal tensor, or a value between two elements. In
 :func:`whole_rank_templates`, an attribute selects integer ranks in tensors of many lengths. The
 templates of :func:`far_rank_templates` have many elements or many tensors. These templates avoid
 integer ranks at which the rounding of (n - 1) * percent / 100 depends on the order of operations.
-The order percent / 100 * (n - 1), which ``numpy.percentile`` uses, is also correct, but may prune
-one more element at an integer rank.
+An implementation that computes percent / 100 * (n - 1), as ``numpy.percentile`` does, is also
+correct, but may prune one more element at such a rank.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _RANKS: Shapes = (
     (29,), (5, 7), (3, 4, 5), (3, 2, 3, 4), (2, 3, 2, 3, 2), (2, 2, 3, 1, 2, 3),
     (3, 1, 2, 2, 1, 2, 3),
 )  # fmt: skip
-#: Tensors whose ranks are tested: the length, and the kind (floats, partly infinite, or doubles).
+#: Tensors in which an attribute selects an integer rank: the length, and the kind (floats, partly
+#: infinite, or doubles).
 _RANKED = (
     *((length, "") for length in (2, 3, 4, 5, 6, 8, 9, 11, 16, 17, 33, 65, 101, 129, 1001, 4097)),
     *((length, "infinite") for length in (5, 11, 33)),
     *((length, "double") for length in (5, 9, 17, 33, 101, 1001)),
 )
-#: Share of infinite elements in tensors whose ranks are tested.
+#: Share of infinite elements in tensors of the kind "infinite".
 _INFINITE = 0.4
 _RATE = 0.41234568
 #: The seed of the literal tensors.

@@ -136,7 +136,7 @@ def thread_folders(process: int) -> list[str]:
 
 
 def _resident(folder: str) -> int:
-    """Return the resident bytes of a process, read in its folder of /proc or a thread's folder."""
+    """Return the resident bytes that the folder of a process or thread in /proc states."""
     return int(read_proc(f"{folder}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

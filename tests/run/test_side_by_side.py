@@ -38,7 +38,8 @@ def demo(workplace):
 def beside(demo, onnxopt):
     """Return a function that runs two commands at the same time.
 
-    The function returns the answer of one command, and the exit code and errors of the other.
+    The function returns the exit code and output of one command, and the exit code and errors
+    of the other.
     """
 
     def call(name, *options):

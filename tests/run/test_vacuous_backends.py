@@ -43,7 +43,7 @@ def backend(name):
 
 
 def run(onnxopt, folder, *arguments):
-    """Run cases; return the results by backend, and the answer of the command."""
+    """Run cases; return the results by backend, and the command's exit code and output."""
     path = folder / "run.json"
     if "--isolation" not in arguments:
         arguments = ("--isolation", "none", *arguments)

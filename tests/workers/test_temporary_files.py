@@ -27,7 +27,7 @@ def temporary(tmp_path, monkeypatch):
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    # Clear the folder that tempfile has cached.
+    # Make tempfile read TMPDIR again.
     monkeypatch.setattr(tempfile, "tempdir", None)
     return folder
 

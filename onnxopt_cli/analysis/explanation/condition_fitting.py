@@ -28,7 +28,7 @@ from onnxopt_cli.interpret.implementation import Implementation
 MIN_CASES_SHARE = 0.25
 #: Number of first conditions to which a second condition is added.
 BEAM_WIDTH = 40
-#: Largest number of paths that are kept.
+#: Largest number of condition paths that are kept: those with the simplest conditions.
 MAX_PATHS = 200
 
 

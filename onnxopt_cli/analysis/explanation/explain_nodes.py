@@ -694,8 +694,8 @@ class _NodeSearch:
         for condition in validated:
             element_conditions = self._element_conditions(condition.place, confirmed)
             element_conditions.add_limits(condition)
-            # A wrong element beyond a limit shows that the limit is accidental. Another limit would
-            # be accidental, too.
+            # If elements of the new nodes are wrong outside of a limit, the limit was accidental.
+            # The condition is dropped, because a new limit would be accidental, too.
             if not element_conditions.agrees(condition):
                 continue
             updated = element_conditions.updated(condition)

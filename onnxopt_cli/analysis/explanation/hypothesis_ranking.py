@@ -320,7 +320,7 @@ class _Table:
 
 
 class _Masks:
-    """The nodes that agree with, or contradict, each trait as the condition of a mistake.
+    """The nodes that agree with each trait as the condition of a mistake, or contradict it.
 
     Attributes:
         holds: a row for each trait: 1 for the nodes that agree with the trait, 0 for other nodes.

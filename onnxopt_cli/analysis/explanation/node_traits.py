@@ -148,7 +148,7 @@ class NumberLimits:
 
     @property
     def key(self) -> str:
-        """A text that names the number and its limited sides, without the values of the limits."""
+        """The name of the number, and whether it has a lower and an upper limit."""
         return f"{self.number.name} {bool(self.low)} {bool(self.high)}"
 
     @property

@@ -121,7 +121,8 @@ def read_message(
         None is returned in place of the raw data.
 
     Raises:
-        Malformed: as :func:`~onnxopt_cli.core.untrusted_files.read_regular_file` does.
+        Malformed: in the same cases as
+            :func:`~onnxopt_cli.core.untrusted_files.read_regular_file`.
     """
     with open_regular_file(path, limit=limit, links=links) as (descriptor, status):
         size = status.st_size

@@ -158,7 +158,7 @@ class CaseFields:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Collect a FormatError that is raised in the context."""
+        """Collect a FormatError that is raised in the ``with`` block."""
         try:
             yield
         except FormatError as error:

@@ -357,7 +357,7 @@ def _wrapped(start: str, tokens: Sequence[str]) -> list[str]:
 
 
 def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
-    """Return a tensor as tokens.
+    """Return a tensor in YAML's flow style, as a list of tokens.
 
     The shape and element type of the tensor are stated only if necessary. NaN is written without
     its sign and payload.
@@ -380,7 +380,7 @@ def tensor_flow(tensor: TemplateInput, default: np.dtype[Any]) -> list[str]:
 
 
 def flow(value: Any, dtype: np.dtype[Any] = _FLOAT64) -> list[str]:
-    """Return a value as tokens.
+    """Return a value in YAML's flow style, as a list of tokens.
 
     Numbers have the fewest digits from which a reader recovers their value in the element type.
     """

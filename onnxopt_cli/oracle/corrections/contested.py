@@ -29,7 +29,7 @@ _BY_LENGTH = {"align_corners", "tf_crop_and_resize"}
 _CLIP_BODY_VERSION = 13
 # The first version of Gemm whose operand C is broadcast without an attribute.
 _GEMM_VERSION = 7
-# The modules of corrections whose functions the second readings replace.
+# Modules of corrections. The second reading of a question may replace one of their functions.
 _CORRECTIONS = {
     "corrected_reference": corrected_reference,
     "grids": grids,
@@ -643,7 +643,7 @@ CONTESTED: tuple[Contested, ...] = (
         second=_without_product,
     ),
     Contested(
-        name="Omitted attributes: the default of epsilon or alpha beside doubles",
+        name="Omitted attributes: the default of epsilon or alpha in nodes with doubles",
         operators=(
             *("BatchNormalization", "GroupNormalization", "HardSigmoid", "InstanceNormalization"),
             *("LRN", "LayerNormalization", "LeakyRelu", "RMSNormalization"),
@@ -669,7 +669,7 @@ CONTESTED: tuple[Contested, ...] = (
         second=_with_decimal_defaults,
     ),
     Contested(
-        name="GRU, LSTM, RNN: the defaults of activation_alpha beside doubles",
+        name="GRU, LSTM, RNN: the defaults of activation_alpha in nodes with doubles",
         operators=("GRU", "LSTM", "RNN"),
         readings=(
             Quotation(
@@ -690,7 +690,7 @@ CONTESTED: tuple[Contested, ...] = (
         second=_as_singles,
     ),
     Contested(
-        name="HardSwish: alpha beside doubles",
+        name="HardSwish: alpha in nodes with doubles",
         operators=("HardSwish",),
         readings=(
             Quotation(

@@ -271,7 +271,8 @@ def visited_node(node: Any, operands: Sequence[Any], outputs: Sequence[Any]) -> 
     mixed = node.onnx_node.domain == _TRAINING_DOMAIN
     roundoff = max(before, after) if mixed else after or before
     if node.op_type in GRIDS:
-        # Beside float32 roundings of the positions, roundings of double have no visible effect.
+        # If the grid is float32, the positions have roundings of float32. In comparison, roundings
+        # of double have no visible effect.
         roundoff = max(roundoff, min(before, SINGLE_ROUNDOFF))
     if _normalizes_in_single(node):
         roundoff = max(roundoff, SINGLE_ROUNDOFF)

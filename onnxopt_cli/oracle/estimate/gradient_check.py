@@ -95,7 +95,7 @@ def _depends_on_unconfirmed(model: onnx.ModelProto, name: str, masks: Mapping[st
 def _wide_values(
     model: onnx.ModelProto, inputs: Mapping[str, Value], functions: Sequence[_Function]
 ) -> dict[str, Any]:
-    """Return, in double, the tensors that the functions read, and the derivatives."""
+    """Return the inputs and the derivatives of differentiated functions, computed in double."""
     names = list(dict.fromkeys(name for function in functions for name in function.tensors))
     probe = onnx.ModelProto()
     probe.CopyFrom(model)

@@ -118,7 +118,7 @@ class SharedPrefix:
         self._names.append(node.output)
         self._last_reads.append([0.0] * len(outputs))
         for place, output in enumerate(outputs):
-            # A node may return one of its operands.
+            # If a node returns one of its operands, an object is the output of several nodes.
             self._places.setdefault(id(output), []).append((index, place))
         # Keep the outputs alive, so that no later object gets the id of an output.
         self._held.append(outputs)

@@ -28,8 +28,8 @@ class Accuracy:
         backend: the backend's name.
         operator: the operator's name.
         output: the name of the output in the specification; several tensors of a node may have the
-            same name. A remark follows if the backend uses an algebraic identity that loses
-            relative accuracy.
+            same name. If the backend uses an algebraic identity that loses relative accuracy, a
+            remark is added to the name.
         provenance: the source of the tolerance.
         tensors: number of judged tensors.
         elements: number of their elements.
@@ -116,8 +116,8 @@ def merged_counts(rows: Iterable[Accuracy | Diff]) -> tuple[int, ...]:
 def _judged(result: Result) -> Iterable[tuple[str, str, Diff]]:
     """Yield the operator, the output and the diff of each tensor whose values were compared.
 
-    If a result passes only because an algebraic identity is accepted, a remark follows the name of
-    the output.
+    If a result passes only because an algebraic identity is accepted, a remark is added to the name
+    of the output.
     """
     operator = registry().named(result.operators[0]) if len(result.operators) == 1 else None
     subject = result.operators[0] if len(result.operators) == 1 else "(several)"

@@ -222,8 +222,8 @@ def _similarity_key(result: Result, pattern: str) -> tuple[str, ...]:
     key = [pattern, result.outcome, result.standing or "", bool(result.flaky) * "flaky"]
     key += structure
     if result.wrong and not structure:
-        # Results with wrong values are similar only if they have the same operator and wrong
-        # outputs.
+        # Results with wrong values are similar only if they have the same operator and the same
+        # wrong outputs.
         key += [*result.operators, *sorted({_DIGITS.sub("", diff.name) for diff in result.wrong})]
     return tuple(map(str, key))
 

@@ -419,7 +419,7 @@ class _Edit:
         self.changes.append((start, end, [line, *items] if words else []))
 
     def append(self, entries: Sequence[Mapping[str, Sequence[str]]]) -> None:
-        """Add entries after the last entry, each with the words of its fields.
+        """Add entries after the last entry; an entry maps the names of its fields to their words.
 
         Raises:
             _FlowStyle: if entries share a line.

@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 20
 #: The largest number of bytes of a log that is written or read. Readers keep the whole log in
 #: memory.
 MAX_BYTES = 256 << 20
-#: Every line of a log begins with these bytes, and no report does.
+#: Every line of a log begins with these bytes. No report begins with them.
 LOG_LINE = b'{"record":'
 #: The record that marks a log as unreliable.
 SPOILED = "spoiled"

@@ -143,7 +143,7 @@ def _boundaries_by_version() -> Mapping[tuple[str, int], Mapping[str, Callable[[
 
 
 def draw_boundary(operator: str, name: str, version: int | None = None) -> GeneratedNode:
-    """Draw an operator's node at a boundary. The arguments are those of :func:`boundaries`."""
+    """Draw a node by the generator that has this name in :func:`boundaries`."""
     schema = next(schema for schema in schemas(operator) if version in (None, schema.since_version))
     choices = SeededChoices(f"{operator}-{schema.since_version}-{name}")
     return draw_with(schema, boundaries(operator, schema.since_version)[name], choices)

@@ -136,7 +136,7 @@ class NodeDraft:
         return options[self.integer(0, len(options) - 1)]
 
     def maybe(self, times: int = 2) -> bool:
-        """Return True about once in ``times`` calls; False is the simplest."""
+        """Return True about once in ``times`` calls; False is simpler."""
         return self.integer(0, times - 1) == times - 1
 
     def require(self, condition: object) -> None:

@@ -872,7 +872,7 @@ class WorkerGroup:
         try:
             if result.done():
                 return result.result()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - of any function
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a function may raise anything
             reason = f"ended: {type(error).__name__}: {error}"[:_MAX_LOSS_CHARS]
         else:
             result.cancel()
