@@ -324,7 +324,7 @@ class _Rules:
 
         Raises:
             ValueError: if the run has no reruns, or the case was not selected for one; or if the
-                outcome is not that of the run.
+                outcome or the facts of the case are not those of the run.
         """
         key = result.case, result.backend
         self._require_known(key)
@@ -336,6 +336,8 @@ class _Rules:
         if result.outcome is not earlier.outcome:
             outcomes = f"{result.outcome} instead of {earlier.outcome}"
             raise ValueError(f"found a rerun of {key[0]} on {key[1]} with the outcome {outcomes}")
+        if _facts(result) != _facts(earlier):
+            raise ValueError(f"found a rerun of {key[0]} on {key[1]} with other facts of the case")
         self._require_possible(result)
         self._rerun.add(key)
 
@@ -405,6 +407,11 @@ class _Rules:
             count = self._header.cases.count
             if len(self._cases) > count:
                 raise ValueError(f"found {case}, one case more than the {count} of the run")
+
+
+def _facts(result: Result) -> tuple[object, ...]:
+    """Return those fields of a result that depend only on the case."""
+    return result.operators, result.capabilities, result.location
 
 
 def complete_row(

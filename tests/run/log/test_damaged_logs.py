@@ -66,6 +66,14 @@ def rerun(lines):
     return {**passing(failing(lines)), "record": "rerun"}
 
 
+def with_rerun(lines, **changes):
+    """Return a log whose reruns have other fields."""
+    return [
+        {**line, "result": {**line["result"], **changes}} if line["record"] == "rerun" else line
+        for line in lines
+    ]
+
+
 def other_footer(lines):
     return {**lines[-1], "exit_code": 0, "counts": {"pass": 3}}
 
@@ -76,6 +84,8 @@ DAMAGED_LOGS = {
         *(rerun(log) if line["record"] == "rerun" else line for line in log[:-1]),
         other_footer(log),
     ],
+    "a rerun with other operators": lambda log: with_rerun(log, operators=["Adam", "Neg"]),
+    "a rerun at another place": lambda log: with_rerun(log, path="elsewhere.yaml"),
     "a rerun without the option": lambda log: [
         {**log[0], "options": {**log[0]["options"], "rerun": None}},
         *log[1:],
