@@ -159,14 +159,14 @@ def _warm_up(work: Path) -> None:
     os.waitpid(pid, 0)
     # The command may start threads, and a fork does not copy threads. Therefore, the command runs
     # in a child process.
-    import onnx.reference  # noqa: F401 - for the children
+    import onnx.reference  # noqa: F401 - forked children need not import it
 
     import onnxopt_cli.analysis.explanation.explain
     import onnxopt_cli.cli.run_command
     import onnxopt_cli.cli.run_session
     import onnxopt_cli.cli.show_command
     import onnxopt_cli.report.listing
-    import onnxopt_cli.run.session  # noqa: F401 - for the children
+    import onnxopt_cli.run.session  # noqa: F401 - forked children need not import it
 
 
 def _start(child: Child) -> int:

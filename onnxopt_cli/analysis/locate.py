@@ -728,7 +728,7 @@ class _Search:
         """
         oracle = self._plan.oracle.reference
         assert oracle is not None  # noqa: S101 - the plan has an oracle
-        assert oracle.workers is not None  # noqa: S101 - so it has workers
+        assert oracle.workers is not None  # noqa: S101 - the oracle of a plan has workers
         onnx.helper.set_model_props(request.model, {key: "1"})
         name_nodes(request.model.graph)
         return oracle.workers()(request.model, request.inputs)

@@ -413,7 +413,7 @@ def _option_fault(kind: str, key: str, value: object) -> str:
 def _table(written: Mapping[str, Any], name: str) -> dict[str, Any]:
     table = written.get(name, {})
     if not isinstance(table, dict):
-        raise ValueError(f"has {name} that is not a table")  # noqa: TRY004 - one kind of error
+        raise ValueError(f"has {name} that is not a table")  # noqa: TRY004 - every error of the file is a ValueError
     return dict(table)
 
 

@@ -341,7 +341,7 @@ def _shifted(step: int, axis: int | str, node: BoundNode, array: Array) -> Array
 
 def _first_for_all(axis: int | str, node: BoundNode, array: Array) -> Array | None:
     along = _along(axis, array, node)
-    if along is None or array.shape[along] < 2:  # noqa: PLR2004 - nothing to repeat
+    if along is None or array.shape[along] < 2:  # noqa: PLR2004 - a single element has no other to repeat
         return None
     return np.repeat(np.take(array, [0], along), array.shape[along], along)
 

@@ -45,7 +45,7 @@ def raised(proto, inputs=ONES, provider="CPUExecutionProvider", **config):
     options.log_severity_level = 4
     for key, entry in config.items():
         options.add_session_config_entry(f"session.{key}", entry)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the types of the errors share no base
         onnxruntime.InferenceSession(
             proto.SerializeToString(), options, providers=[provider], enable_fallback=0
         ).run(None, inputs)
@@ -224,7 +224,7 @@ FAILURES = {
 @pytest.mark.parametrize("proto", FAILURES.values(), ids=FAILURES)
 def test_failure_is_never_unsupported(proto):
     inputs = {"x": np.ones(3, np.float32)}
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the types of the errors share no base
         run(proto, inputs)
     assert not isinstance(caught.value, Unsupported)
     assert "[ONNXRuntimeError]" in str(caught.value)
@@ -236,7 +236,7 @@ def test_failure_is_never_unsupported(proto):
     ids=["missing", "of another type", "of another rank", "unknown"],
 )
 def test_inputs_of_wrong_type_are_a_failure(inputs):
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - its types share no base
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the types of the errors share no base
         run(node("Relu"), inputs)
     assert not isinstance(caught.value, Unsupported)
 

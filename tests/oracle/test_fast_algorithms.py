@@ -169,7 +169,7 @@ def model_of(operator, inputs, opset=22, **attributes):
 @lru_cache(maxsize=8)
 def conditioned_output(model, inputs):
     """Return the estimated output of a serialized model for pickled inputs, with tolerances."""
-    (output,) = condition(ModelProto.FromString(model), pickle.loads(inputs))  # noqa: S301 - ours
+    (output,) = condition(ModelProto.FromString(model), pickle.loads(inputs))  # noqa: S301 - our own data
     assert not output.reason, output.reason
     return output
 

@@ -152,7 +152,7 @@ def html_is_text(text):
 
 def junit_is_text(text):
     allowed_tags = {"testsuites", "testsuite", "properties", "property", "testcase"}
-    tags = {element.tag for element in fromstring(text).iter()}  # noqa: S314 - our own
+    tags = {element.tag for element in fromstring(text).iter()}  # noqa: S314 - our own report
     assert tags <= {*allowed_tags, "failure", "error", "skipped"}
 
 

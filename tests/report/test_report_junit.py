@@ -33,7 +33,7 @@ def read(text):
 
 
 def tree(text):
-    return ET.fromstring(text.encode())  # noqa: S314 - our own
+    return ET.fromstring(text.encode())  # noqa: S314 - our own report
 
 
 def kinds(text):

@@ -105,7 +105,7 @@ def test_backend_that_reports_ready_too_early_passes_nothing(demo, onnxopt, sour
     rows = json.loads((demo / "run.json").read_text())["results"]
     assert "pass" not in of(rows, evil)
     assert of(rows, "numpy") == ["pass"] * 3
-    suite = ET.fromstring(files["junit"].read_text()).find(f"testsuite[@name='{evil}']")  # noqa: S314 - ours
+    suite = ET.fromstring(files["junit"].read_text()).find(f"testsuite[@name='{evil}']")  # noqa: S314 - our own report
     assert all(len(case) for case in suite.findall("testcase"))
     evils = [line for line in files["markdown"].read_text().splitlines() if line.startswith("|")]
     assert any(evil in line and "does not conform" in line for line in evils)

@@ -376,7 +376,7 @@ class _Search:
             yield
         except _OutOfTimeError:
             raise
-        except Exception as error:  # noqa: BLE001 - any bug
+        except Exception as error:  # noqa: BLE001 - the search may have any bug
             self._bug = note_on_bug(error)
 
     def guarded(self, steps: Iterator[None]) -> Iterator[None]:

@@ -407,7 +407,7 @@ class _NodeSearch:
         """Search for hypotheses, and return the explanation; None if no hypothesis is accepted."""
         try:
             return self._found_explanation()
-        except Exception as error:  # noqa: BLE001 - any bug
+        except Exception as error:  # noqa: BLE001 - the search may have any bug
             unexplained = {NOT_TRIED: {str(self._outcome): self._failing}}
             return Explanation(self._backend, self._operator, (), unexplained, note_on_bug(error))
 

@@ -390,7 +390,7 @@ def _parsed(path: Path, text: str) -> Adapter:
             raise ValueError(f"has runtime = {printable(runtime)!r}, which names no package")
     is_program = own_fields.get("program", False)
     if not isinstance(is_program, bool):
-        raise ValueError("has a field tool.onnxopt.program that is neither true nor false")  # noqa: TRY004 - one kind of error
+        raise ValueError("has a field tool.onnxopt.program that is neither true nor false")  # noqa: TRY004 - every error of the file is a ValueError
     systems = _table(own_fields, "system-packages", "tool.onnxopt.")
     return Adapter(
         path,
@@ -416,7 +416,7 @@ def _requirements(document: Mapping[str, Any]) -> tuple[list[str], SpecifierSet]
         raise ValueError(f"has {count} dependencies; at most {_MAX_REQUIREMENTS} are accepted")
     python = document.get("requires-python", "")
     if not isinstance(python, str):
-        raise ValueError("has a field requires-python that is not a text")  # noqa: TRY004 - one kind of error
+        raise ValueError("has a field requires-python that is not a text")  # noqa: TRY004 - every error of the file is a ValueError
     try:
         for dependency in dependencies:
             _requirement(dependency)
@@ -467,7 +467,7 @@ def _metadata(text: str) -> dict[str, Any]:
 def _table(table: Mapping[str, Any], key: str, prefix: str) -> dict[str, Any]:
     value = table.get(key, {})
     if not isinstance(value, dict):
-        raise ValueError(f"has a field {prefix}{key} that is not a table")  # noqa: TRY004 - one kind of error
+        raise ValueError(f"has a field {prefix}{key} that is not a table")  # noqa: TRY004 - every error of the file is a ValueError
     return value
 
 

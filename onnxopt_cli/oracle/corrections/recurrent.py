@@ -206,9 +206,9 @@ def _run(
 ) -> tuple[Array, ...]:
     places: list[Array | None] = [*operands, *[None] * (_MAX_INPUTS - len(operands))]
     x, w, r, b, lengths, initial_h, initial_c, p = places
-    assert x is not None  # noqa: S101 - required
-    assert w is not None  # noqa: S101 - required
-    assert r is not None  # noqa: S101 - required
+    assert x is not None  # noqa: S101 - a required input
+    assert w is not None  # noqa: S101 - a required input
+    assert r is not None  # noqa: S101 - a required input
     dtype = x.dtype
     wide = np.dtype(np.float32) if dtype.name in _SHORT_TYPES else dtype
     batch_first = bool(attributes.get("layout"))

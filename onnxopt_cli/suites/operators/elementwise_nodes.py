@@ -158,8 +158,8 @@ def _compare(draft: NodeDraft) -> None:
     """Draw a comparison in which some elements are equal."""
     _binary(draft, styles=("halves", "wide", "special", "plain"))
     x, y = draft.inputs
-    assert isinstance(x, np.ndarray)  # noqa: S101 - just drawn
-    assert isinstance(y, np.ndarray)  # noqa: S101 - just drawn
+    assert isinstance(x, np.ndarray)  # noqa: S101 - _binary draws arrays
+    assert isinstance(y, np.ndarray)  # noqa: S101 - _binary draws arrays
     if x.shape == y.shape and x.size and draft.maybe():
         equal = draft.state().randint(0, 2, x.shape) > 0
         draft.inputs[1] = np.where(equal, x, y)

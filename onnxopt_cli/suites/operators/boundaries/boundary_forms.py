@@ -103,7 +103,7 @@ def _optional_inputs() -> Iterator[tuple[str, str, Generator]]:
 def _default_axes() -> Iterator[tuple[str, str, Generator]]:
     """Yield Fourier transforms along the default axis, and blockwise scales along each axis."""
     for count in (5, 6):
-        for length in (None, 4, 7) if count == 5 else (None, 4):  # noqa: PLR2004 - pad once
+        for length in (None, 4, 7) if count == 5 else (None, 4):  # noqa: PLR2004 - only one count is padded
             lengths = () if length is None else (np.array(length),)
             stem, signal = f"real_{count}_to_{length or count}", distinct(2, count, 1)
             if length != 4:  # noqa: PLR2004 - the shorter length
