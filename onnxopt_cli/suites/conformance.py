@@ -177,8 +177,8 @@ class _ConformanceTemplates(Author):
         if len(optional) == len(self.operator.attributes):
             about = "Every attribute omitted: detects wrong defaults in combination."
             yield self.template("defaults", about, attributes={})
-        # The method `judged` makes a template, which takes the next setting in turn. An unnecessary
-        # template would change the settings of all later cases.
+        # The method `judged` creates a template, and each template takes the next of the operator's
+        # settings. An unnecessary call would change the settings of all later cases.
         scaled = self.judged(self.combined((1e-10, 1, 1e10))) if optional else {}
         for name in optional:
             remaining = {key: value for key, value in self.ordinary.items() if key != name}
@@ -345,7 +345,9 @@ class _ConformanceTemplates(Author):
             name = _name("small_step_T", count, *setting.values())
             yield from (make(name), make(f"{name}_defaults", attributes=self.required))
         if self.of_whole_tensors:
-            about = "A different tensor zero in each group: detects a nonzero norm of zeros."
+            about = (
+                "In each group, a different tensor is zero: detects a nonzero norm of this tensor."
+            )
             places = [(name, group) for group, name in enumerate(self.operator.tensors)]
             shapes, tensors = [(3,)] * len(places), dict.fromkeys(places, np.zeros(3))
             yield self.template("zero_tensors", about, shapes=shapes, tensors=tensors, turn=False)
@@ -353,8 +355,8 @@ class _ConformanceTemplates(Author):
             about = f"Only {name} is zero: detects a step that is skipped for it."
             yield self.template(f"{name}_zero", about, tensors={name: zero}, turn=False)
         about = (
-            "A row and a column of a different tensor zero in each group: detects a sparse update, "
-            "which skips them."
+            "In each group, a row and a column of a different tensor are zero: detects a sparse "
+            "update, which skips them."
         )
         shape, slices = (3, 16), {}
         for group, name in enumerate(self.operator.tensors):
