@@ -686,7 +686,8 @@ def directories(
 
     Raises:
         InvalidCase: if a case cannot be loaded.
-        UsageError: naming the first case that a test directory cannot represent.
+        UsageError: if a test directory cannot represent a case; the message names the first
+            such case.
     """
     with open_plan((), _EXECUTION, _JUDGING, interruption) as plan:
         for case in cases:

@@ -553,7 +553,10 @@ class Fault:
             yield index, np.where(where, value, expected).astype(expected.dtype)
 
     def _changed_value(self, expected: Any, old: Any) -> Any:
-        """Return the wrong output; ``old`` is the input that a stale output repeats unchanged."""
+        """Return the wrong output.
+
+        If the change is ``stale``, the output is the unchanged input ``old``.
+        """
         if self.change == "scaled":
             return expected * expected.dtype.type(1 + self.parameters[0])
         if self.change == "zero":
@@ -603,7 +606,7 @@ KINDS: dict[str, tuple[Rule, ...]] = {
     "lengths and blocks": (on_length,),
     "rows and columns": (on_tile,),
     "ranks and orders": (on_rank,),
-    "[1, 1], 0-d and rank 1": (on_single,),
+    "single elements of rank 0 to 3": (on_single,),
     "inexact constants": (on_type,),
     "doubles beyond float32": (on_double_values,),
     "percentiles": (on_percent,),
@@ -624,7 +627,7 @@ def draw_fault(kind: str, operator: Operator, random: np.random.RandomState) -> 
     if drawn[0] is None:
         return None
     change = pick(["scaled", "zero", "stale", "operand", "operand", "attribute", "shifted"], random)
-    if kind in ("[1, 1], 0-d and rank 1", "ranks and orders") and random.rand() < 0.3:
+    if kind in ("single elements of rank 0 to 3", "ranks and orders") and random.rand() < 0.3:
         change = pick(["shape", "reversed"], random)
     if kind == "inexact constants":
         change = pick(["rounded", "inexact"], random)

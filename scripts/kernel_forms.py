@@ -827,7 +827,7 @@ def rotated(attributes: Attributes, x: Array, cosines: Array, sines: Array, *pla
     supported = {"interleaved", "num_heads", "rotary_embedding_dim"}
     size = attributes.get("rotary_embedding_dim") or x.shape[-1]
     if x.ndim != 4 or size != x.shape[-1] or not supported.issuperset(attributes):  # noqa: PLR2004
-        raise Unsupported("three axes, or a part of the last one")
+        raise Unsupported("three axes, further attributes, or a part of the last axis")
     cosines, sines = cosines[:, None], sines[:, None]
     if attributes.get("interleaved"):
         first, second = x[..., ::2], x[..., 1::2]

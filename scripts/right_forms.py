@@ -17,8 +17,8 @@ The forms come from numerical libraries and textbooks:
 - the forms of ``kernel_forms.py``.
 
 All forms compute in float32. Operands of 16 bits are converted first, and results are rounded at
-the end. ``FORMS`` maps each operator to its forms. A parameter ``form`` of a function selects one
-of several algorithms; ``total`` is an algorithm for sums.
+the end. ``FORMS`` maps each operator to its forms. The parameter ``form`` of a function selects one
+of several algorithms. The parameter ``total`` is a function that computes sums.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class Pruned:
 
 
 class Pruner:
-    """Pruning of networks to one percentage on a backend, with Adam."""
+    """Prunes networks on a backend by a fixed percentage, and trains them by Adam."""
 
     def __init__(self, backend: Backend, percent: float) -> None:
         self._penalized = Trainer(backend, ADAM, Regime.ADMM)

@@ -264,7 +264,7 @@ def _attributes(node: BoundNode) -> _Changes:
 
 
 def _numbers(name: str, kind: str, value: Any, rank: int) -> Iterator[tuple[str, Any]]:
-    """Yield other values of a numeric attribute, with statements about them."""
+    """Yield other values of a numeric attribute, each with a statement that holds for it."""
     is_axis = name in {"axis", "axes", "batch_axis", "time_axis"}
     match kind:
         case "INT":
@@ -287,7 +287,7 @@ def _numbers(name: str, kind: str, value: Any, rank: int) -> Iterator[tuple[str,
 def _lists(
     name: str, values: list[int], rank: int, *, is_axis: bool
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield other values of a list of integers, with statements about them."""
+    """Yield other lists of integers, each with a statement that holds for it."""
     if not values:
         return
     if is_axis:

@@ -330,7 +330,7 @@ def run_in_turn(
 
 
 def on_corrected_reference(work: Callable[[], Iterator[T]], silence: float) -> Iterator[T]:
-    """Yield the items of a function that runs with the corrected reference in a forked process."""
+    """Run a generator in a forked process with the corrected reference, and yield its items."""
 
     def corrected() -> Iterator[T]:
         with replaced(*replacements()), np.errstate(all="ignore"):

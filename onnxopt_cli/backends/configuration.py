@@ -207,7 +207,7 @@ def _require_own(file: Path, configuration: Path) -> None:
     """Reject a configuration file or a file of code that another user may have written.
 
     Raises:
-        UsageError: naming the file and its owner.
+        UsageError: if another user may have written it; the message names the file and its owner.
     """
     if owner := foreign(file):
         name = printable(str(configuration.absolute()))

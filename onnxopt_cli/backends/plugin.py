@@ -136,7 +136,7 @@ class _OnnxPlugin(_RunPlugin):
         model = deepcopy(model)
         with reporting(_unsupported):
             if not self._agrees("is_compatible", model, self._device):
-                raise Unsupported(f"not compatible with the model on {printable(self._device)}")
+                raise Unsupported(f"is_compatible rejects the model on {printable(self._device)}")
             prepared = self._plugin.prepare(model, self._device)
         run = getattr(prepared, "run", None)
         if not callable(run):

@@ -419,8 +419,8 @@ class _Statistics:
     accepted: Counter[str] = field(default_factory=Counter)
     # The maxima over the compared elements, by the names of fields of Diff.
     largest: dict[str, Any] = field(default_factory=dict)
-    # The error / tolerance of each element that is not bitwise equal; empty if the tolerance is not
-    # an error bound. For bitwise equal elements, the quotient is 0.
+    # The error / tolerance of the compared elements, without the bitwise equal ones, whose ratio is
+    # 0; empty if the tolerance is not an error bound.
     shares: list[Array] = field(default_factory=list)
     # Histogram of the distances of floats: item b is the number of elements whose distance in ulp
     # has b bits.

@@ -91,8 +91,8 @@ class NodeExample:
         operator: the node's operator.
         attributes: attributes of the node.
         inputs: inputs by the operator's names.
-        breach: a description of how the node violates the signature; empty for a valid node. The
-            descriptions are the keys of :func:`breaches`.
+        breach: a key of the result of :func:`breaches`, which describes how the node violates the
+            signature; empty for a valid node.
     """
 
     operator: Operator

@@ -297,7 +297,7 @@ class Search:
             self._show_tried()
 
     def has_new(self, number: int, most: int) -> bool:
-        """Return whether a portion has a failure of a new kind.
+        """Return whether a portion of the examples contains a failure of a new kind.
 
         Args:
             number: number of the portion.

@@ -190,8 +190,8 @@ def _attribute_mistakes(schema: defs.OpSchema) -> Iterator[NodeMutant]:
 
 # Types of inputs that are counts, axes or positions.
 _INDEX_TYPES = frozenset({"tensor(int32)", "tensor(int64)"})
-# Mistakes in inputs that are counts, axes or positions. A key is the name of a mistake. A value
-# consists of its description and the change. {} stands for the name of the input.
+# Mistakes in inputs that are counts, axes or positions: the description and the change of each
+# mistake, by its name. {} stands for the name of the input.
 _INDEX_CHANGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
     "{} one too large": ("The input {} is too large by 1.", lambda array: _shifted(array, 1)),
     "{} one too small": ("The input {} is too small by 1.", lambda array: _shifted(array, -1)),

@@ -123,9 +123,9 @@ class Reformulation:
         replace: replacements of expressions or statements of the formula.
         seen_in: public implementations that compute this way.
         accurate: a Python expression of the attributes. It is true if the reformulation is as
-            accurate as the formula for all finite inputs. An empty text means that this holds for
-            all attributes, and :data:`NOWHERE` that it holds for none. If ``accurate`` is any other
-            expression, ``replace`` must not contain statements.
+            accurate as the formula for all finite inputs. An empty text means that it is equally
+            accurate for all attributes, and :data:`NOWHERE` that it is less accurate for all. With
+            any other expression, ``replace`` must not contain statements.
     """
 
     name: str

@@ -26,7 +26,7 @@ _CHECKING_MODULE, _CHECKING = "onnx.reference.ops._op", "run"
 _INFRASTRUCTURE = "onnx.reference.op_run"
 # Methods that describe an object in a message or for debugging.
 _DESCRIBING = frozenset({"__format__", "__repr__", "__str__"})
-# By operator, functions that are called only for nodes that are invalid or are not judged.
+# The functions of each operator that are called only for nodes that are invalid or not judged.
 _UNJUDGED = {
     # The correction calls the original for negative padding, and if the number of columns is wrong.
     "Col2Im": {"Col2Im._run"},

@@ -242,8 +242,8 @@ def _course(
     Returns:
         The largest error / tolerance of each recorded step, and a message. The ratio is infinite if
         an element with a tolerance of zero has an error. The ratios are empty if an output has
-        another type or shape. The message states the first step that exceeds the tolerance, and the
-        first step with an inconclusive element.
+        the wrong type or shape. The message states the first step that exceeds the tolerance, and
+        the first step with an inconclusive element.
     """
     largest, places = _largest_errors(len(recorded), expected, actual)
     messages = []
@@ -264,7 +264,7 @@ def _largest_errors(
 ) -> tuple[Array, list[str]]:
     """Return the largest error / tolerance of each step, and its element, such as ``X_new[4]``.
 
-    Both return values are empty if an output has another type or shape.
+    Both return values are empty if an output has the wrong type or shape.
     """
     largest = np.zeros(step_count)
     places: list[str] = [""] * step_count

@@ -76,7 +76,7 @@ class VacuityCheck:
     """
 
     probe_cases: Iterable[Case] = ()
-    # By backend and probe, the fault of the probe's outputs; empty if the outputs are correct.
+    # The fault in the outputs of each backend and probe; empty if the outputs are correct.
     _findings: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def reason(self, executor: Executor, problem: Problem, response: Response) -> str:

@@ -102,7 +102,7 @@ def _of_shapes(author: Author, name: str, about: str, shapes: Shapes) -> CaseTem
 
 
 def _settings(author: Author) -> Iterator[CaseTemplate]:
-    """Yield doubles with values of T of all magnitudes, extreme attributes, or extreme rates."""
+    """Yield templates with various values of T, extreme attributes, or extreme learning rates."""
     for count, setting in product(_COUNTS if author.operator.counts else (), author.settings):
         about = f"Doubles at T = {count}: detects arithmetic in float32 for this T."
         words = "_".join(["double_T", str(count).replace("-", "minus_"), *setting.values()])

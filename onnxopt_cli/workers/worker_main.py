@@ -14,8 +14,8 @@ the runner, because the runner is also a subreaper.
 If /proc shows no processes, the supervisor cannot find its descendants. The worker then runs in a
 PID namespace, if the supervisor may create one: when the first process of the namespace ends, the
 kernel kills all others. Without a namespace, the supervisor kills only the worker's process group.
-If /proc shows processes, no namespace is created. Few containers allow a namespace, and process ids
-in a namespace would differ from the process ids in /proc.
+If /proc shows processes, no PID namespace is created. Few containers allow a process to create one,
+and process ids in a namespace would differ from the process ids in /proc.
 
 Supervisors exist only on Linux; on other systems only the worker's process group can be killed.
 """

@@ -79,7 +79,7 @@ def test_unsupported_device_makes_the_plugin_unavailable():
 
 def test_incompatible_model_is_unsupported():
     backend = plugin("onnx_interface", "ReferenceAsPlugin")
-    with pytest.raises(Unsupported, match="not compatible with the model on CPU"):
+    with pytest.raises(Unsupported, match="is_compatible rejects the model on CPU"):
         backend.prepare(one_node("Exp"))
 
 

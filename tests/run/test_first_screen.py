@@ -218,8 +218,8 @@ def test_failures_of_an_operator_without_a_formula_split_by_attributes(workplace
     (workplace / "vendor.py").write_text(IGNORES_ANTIALIAS)
     run = ("run", "onnx-node", "--operator", "Resize", "-b", "python:vendor.py:IgnoresAntialias")
     text = " ".join(onnxopt(*run).out.split())
-    # The backend is derived from onnx's reference, which has other errors on generated nodes. Some
-    # searches therefore find only the condition.
+    # The backend is derived from onnx's reference. On some generated nodes, the reference itself is
+    # wrong. Some searches therefore find only the condition.
     cause = "consistent with 'antialias ignored'|wrong wherever antialias is 1"
     assert re.search(rf"1\. 4 Resize: ({cause})", text)
     assert "Resize; antialias=1" in text

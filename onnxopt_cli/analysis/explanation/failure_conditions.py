@@ -156,7 +156,11 @@ class _Search(ConditionQueries):
         return for_all or self._necessary_condition()
 
     def _attempt(self) -> FailureCondition | None:
-        """Fit conditions, and refute them by generated inputs, until a condition is proven."""
+        """Fit conditions, and try to refute them by generated inputs.
+
+        Returns:
+            A proven condition; without a backend, the best fitted condition; None if none exists.
+        """
         self._fit()
         if self._submit is None:
             return self._statement() if self._paths else None

@@ -63,7 +63,8 @@ class Condition:
             reported.
         test: given values of the feature, returns a mask of the values for which the condition
             holds. A missing value is NaN.
-        gap: for a threshold, the nearest value of a right element and that of a wrong element.
+        gap: for a threshold, the values of the feature that are nearest to the threshold: first
+            that of a right element, then that of a wrong element.
     """
 
     feature: int
@@ -74,7 +75,7 @@ class Condition:
 
     @property
     def key(self) -> tuple[int, str]:
-        """A key that identifies the condition. The value of its threshold is left out."""
+        """A key that identifies the condition, without the value of its threshold."""
         if self.gap:
             return self.feature, "above" if self.gap[0] < self.gap[1] else "below"
         return self.feature, self.text

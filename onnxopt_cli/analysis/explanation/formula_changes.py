@@ -415,7 +415,12 @@ def _place(text: str, name: str, tree: ast.FunctionDef, like: Formula) -> _Place
 
 
 def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
-    """Return a function that compiles ``source`` to a formula that calls a given alteration."""
+    """Return a function that, given an alteration, returns a formula that calls it.
+
+    Args:
+        source: the code of the formula, with calls of ``_HOOK``.
+        like: the formula whose globals the new formula uses.
+    """
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)  # noqa: S101 - the unparsed tree of a function
     (outer,) = ast.parse(f"def make({_HOOK}):\n    return {function.name}").body

@@ -130,7 +130,7 @@ class NodeExamination:
     def forked(
         self, work: Callable[[], Iterator[tuple[int, _Item]]], limit: SearchLimit
     ) -> Iterator[_Item]:
-        """Yield the items of a function that runs in a forked process with the corrected reference.
+        """Run a generator in a forked process with the corrected reference, and yield its items.
 
         Iteration ends early if the process crashes or exceeds the limit. Its evaluations and its
         processor time also count towards the limit of this search.

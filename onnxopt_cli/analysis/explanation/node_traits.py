@@ -153,7 +153,7 @@ class NumberLimits:
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
-        """The interval of each limit that is not known to 1 %, in ascending order."""
+        """The interval of each limit that is not known to within 1 %, in ascending order."""
         sides = [sorted(side) for side in (self.low, self.high) if side]
         return [
             (low, high)

@@ -33,7 +33,7 @@ def require_numpy_types(model: onnx.ModelProto) -> None:
     """Reject a model if an input or output is not a tensor of a real type that NumPy has.
 
     Raises:
-        Unsupported: naming an input or output with another type.
+        Unsupported: if there is such an input or output; the message names it.
     """
     for value in (*model.graph.input, *model.graph.output):
         if value.type.tensor_type.elem_type not in _NUMPY_TYPES:

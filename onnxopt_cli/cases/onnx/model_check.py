@@ -136,7 +136,7 @@ def _require_sound_functions(model: onnx.ModelProto, nodes: Iterable[onnx.NodePr
             if any(names[accepted:]):
                 raise NodeError(
                     f"a call of the function {node.op_type} has {len(names)} {role}s; at most "
-                    f"{accepted} are possible"
+                    f"{accepted} are allowed"
                 )
 
 
@@ -207,7 +207,7 @@ def _require_valid(tensors: Iterable[onnx.SparseTensorProto]) -> None:
         if total > MAX_CASE_BYTES:
             raise NodeError(
                 f"the model's sparse tensors amount to {total} bytes; at most {MAX_CASE_BYTES} are "
-                "possible"
+                "allowed"
             )
         if sparse.indices.data_type != onnx.TensorProto.INT64:
             raise NodeError(f"the indices of the sparse tensor {name} are not int64")
@@ -401,7 +401,7 @@ def inferred_output(
     """Return the type and shape that onnx infers for an output from the inputs of a case.
 
     Returns:
-        None if onnx infers nothing, or a type other than a tensor.
+        The type and shape. None if onnx infers no type, or if the type is not a tensor.
     """
     concrete = _with_inputs(model, inputs)
     for info in concrete.graph.output:

@@ -399,8 +399,8 @@ def rejected_case(
 #: ``bool``, ``string``).
 ChooseDtype: TypeAlias = np.dtype[Any] | Callable[[frozenset[str]], np.dtype[Any]]
 
-# The natural element type of a bare value, which is a value without a stated type, by its Python
-# type.
+# A bare value is a value without a stated element type. Its natural element type is given for each
+# Python type.
 _BARE_DTYPES: dict[type, str] = {
     bool: "bool",
     int: "int64",

@@ -313,9 +313,9 @@ def _values(
 ) -> dict[str, Declared]:
     """Read the valid inputs or outputs; errors of invalid values are collected.
 
-    A value that states its element type determines the type variable of its schema parameter, such
-    as T. If no value of a type variable states an element type, but one of the values contains a
-    float, all values of the variable are float32.
+    The values of a type variable, such as T, are the inputs and outputs whose schema parameter has
+    this type variable. One value that states its element type determines the element type of all of
+    them. If none of them states it, but one contains a float, all of them are float32.
 
     Args:
         kind: ``inputs`` or ``outputs``.

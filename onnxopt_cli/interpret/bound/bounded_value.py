@@ -54,11 +54,11 @@ class _Operand(Joining):
         )
 
     def joined(self, blocks: Iterable[Any], size: int) -> Bounded:
-        """Return the operand of a reduction, given its blocks; a scalar is returned unchanged.
+        """Join the blocks of a reduction's operand; a scalar is returned unchanged.
 
         Args:
-            blocks: the operands of all blocks, beginning with this operand.
-            size: number of elements of all blocks.
+            blocks: all blocks of the operand; the first one is this object.
+            size: the total number of elements of the blocks.
         """
         first: Bounded = _covered(self)
         if not np.ndim(first.value):

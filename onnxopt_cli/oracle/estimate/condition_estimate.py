@@ -117,7 +117,9 @@ _BODIES, _IDENTITIES = "bodies", "identities"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The expected values of all outputs under one reading of each contested question.
+    """The expected values of all outputs, for one answer to each contested question.
+
+    A question is contested if published sources answer it differently. Each answer is a reading.
 
     Attributes:
         second: the names of the questions whose second reading applies.

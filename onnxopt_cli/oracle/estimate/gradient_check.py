@@ -42,8 +42,8 @@ _NOISE = 2.0**-46
 # The slopes on both sides of a point count as equal if their relative difference is below this
 # limit.
 _SAME_SLOPE = 1e-5
-# Difference quotients of single elements need at most this number of node visits. Otherwise,
-# quotients along random directions are used instead.
+# If the difference quotients of all single elements need more than this number of node visits,
+# quotients along random directions are computed instead.
 _MAX_VISITS = 40_000
 _RANDOM_DIRECTIONS = 8
 

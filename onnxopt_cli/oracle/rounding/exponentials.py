@@ -78,10 +78,10 @@ def _terms(x: Array, axes: Any) -> tuple[Array, tuple[int, ...]]:
 def moved_logarithms(move: Callable[[Array], Array]) -> AbstractContextManager[None]:
     """Perturb the logarithm of a sum in a ``with`` block.
 
-    The logarithm gets the rounding error of its sum with the largest operand.
+    The largest operand is added to the logarithm. The rounding error of this addition is injected.
 
     Args:
-        move: takes the largest operand and returns the error of the logarithm.
+        move: takes the largest operand and returns the rounding error of the addition.
     """
     exact_sum = summed
 

@@ -296,7 +296,7 @@ def _moves_data(
             moved[place] = _generic(inputs[place], place, scale)
         try:
             results = compute(*moved) if scale else outputs
-        except Exception:  # noqa: BLE001, S112 - the node may be undefined there
+        except Exception:  # noqa: BLE001, S112 - the node may reject these operands
             continue
         wide = [result for result in results if is_wide(result) and result.size]
         finite = all(np.isfinite(moved[place]).all() for place in places)
@@ -410,7 +410,7 @@ def _measured_effect(
     flat[element] = number
     try:
         results = compute(*moved)
-    except Exception:  # noqa: BLE001 - the node may be undefined there
+    except Exception:  # noqa: BLE001 - the node may reject these operands
         return None
     count, product = 0, True
     for old, new in zip(outputs, results, strict=True):

@@ -225,7 +225,9 @@ def _sum_in_lanes(terms: Array) -> Array:
 def _errors_of_merged_recurrences(
     centred: Array, mean: Array, axes: tuple[int, ...]
 ) -> tuple[Array, Array]:
-    """Return error bounds of a mean and a variance that recurrences in lanes or blocks compute.
+    """Return error bounds of means and variances by recurrences whose statistics are merged.
+
+    Each lane or block of the terms has its own recurrence.
 
     Let h = u |m| be the largest rounding error of an update of a mean m. If the terms have a step,
     so that later terms have a different mean, the roundings of many updates have the same sign. The

@@ -52,7 +52,8 @@ _ANGLE_ERROR = 2 / 16
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
-# Normalizations that may fold the scale with the mean: (x - m) f + b = x f + (b - m f).
+# Normalizations that may subtract the product of scale f and mean m from the bias b:
+# (x - m) f + b = x f + (b - m f).
 _FOLDED_SCALES = frozenset(
     {
         "BatchNormalization",
@@ -300,8 +301,8 @@ def _single_angles(circle: Any, steps: Array, period: Any) -> Iterator[Array]:
 def mixes_infinite(node: Any, inputs: Sequence[Any]) -> bool:
     """Return whether a fast algorithm may spread a NaN or infinity among a node's operands.
 
-    If a normalization folds its scale with its mean, the algorithm spreads an infinite scale as
-    well.
+    An algorithm that subtracts the product of scale and mean from the bias also spreads an infinite
+    scale.
     """
     if node.op_type in _FOLDED_SCALES and len(inputs) > 1:
         return bool(np.isinf(inputs[1].astype(np.float64)).any())

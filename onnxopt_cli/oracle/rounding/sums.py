@@ -232,7 +232,7 @@ def cumulative_product_scale(node: Any, operands: Sequence[Any], output: Array) 
 
 
 def product_of_factors_scale(node: Any, operands: Sequence[Any], output: Array) -> Any:
-    """Return the scale of the errors of ``ReduceProd``, which grow with equal factors.
+    """Return the scale of the errors of ``ReduceProd``; equal factors have larger errors.
 
     If all factors are equal, the roundings of blocks of equal length are equal as well, so that the
     error is one rounding for each factor. In general, c equal factors contribute c roundings. The
@@ -373,7 +373,7 @@ def with_overflow(
         try:
             total = count * _sum_of_magnitudes(node, compute, doubles)
             exact = count * compute(*doubles)[0]
-        except Exception:  # noqa: BLE001 - the node may be undefined there
+        except Exception:  # noqa: BLE001 - the node may reject these operands
             return output
         positive, negative = ((total + sign * exact) / 2 > limit for sign in (1, -1))
         may_be = positive if special > 0 else negative if special < 0 else positive & negative

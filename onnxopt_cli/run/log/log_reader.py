@@ -320,7 +320,9 @@ class _Rules:
         self._closed.add(key)
 
     def rerun(self, result: Result) -> None:
-        """Check the result of a rerun: it must have the outcome of the run, and may be flaky.
+        """Check the result of a rerun.
+
+        A rerun of a flaky case is recorded with the outcome of the run, and marked as flaky.
 
         Raises:
             ValueError: if the run has no reruns, or the case was not selected for one; or if the

@@ -1588,7 +1588,7 @@ def test_condition_of_three_parts_is_stated(monkeypatch):
 
 @pytest.mark.parametrize("has_backend", [False, True])
 def test_limits_of_numbers_require_generated_nodes(has_backend):
-    """If there are few cases, some number separates failing from passing cases by accident."""
+    """In few cases, the limit of an attribute may separate failures from passes by accident."""
     number = NodeNumber("alpha", 1.1)
     samples = [
         NodeSample(f"case{place}", None, {}, [], [], failed=place < 4, numbers={number: place})

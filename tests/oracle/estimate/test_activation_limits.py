@@ -1,4 +1,4 @@
-"""Activations of infinities may be NaN or their limits."""
+"""At an infinity, an activation function may return NaN or its limit."""
 
 from __future__ import annotations
 

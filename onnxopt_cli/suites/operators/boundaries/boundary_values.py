@@ -192,7 +192,7 @@ def _large_axis(draft: NodeDraft) -> None:
 
 
 def _pairs(draft: NodeDraft) -> None:
-    """Draw every pair of exceptional values."""
+    """Add two operands that broadcast to all pairs of exceptional values."""
     values = np.array(_PAIRED, _typed(draft, "float32"))
     draft.add(values[:, None])
     draft.add(values)
