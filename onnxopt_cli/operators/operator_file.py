@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import entry_points
 from itertools import permutations
 from pathlib import Path
@@ -18,6 +21,7 @@ from onnxopt_cli.core.files import run_file, shown_path
 from onnxopt_cli.core.text import exception_text, printable
 from onnxopt_cli.core.values import DTYPES
 from onnxopt_cli.errors import UsageError
+from onnxopt_cli.operators import builtin
 from onnxopt_cli.operators.operator import FLOATS, Operator
 from onnxopt_cli.operators.rewrite import formula_tree, rewrite
 
@@ -25,9 +29,18 @@ from onnxopt_cli.operators.rewrite import formula_tree, rewrite
 _GROUP = "onnxopt.operators"
 _NAME = re.compile(r"[A-Za-z_]\w{0,99}", re.ASCII)
 _DOMAIN = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
+# Names of the suites that are not named after built-in operators or their domains.
 _RESERVED_SUITE_NAMES = frozenset(
-    {"spec", "conformance", "pruning", "trajectories", "pairwise", "large"}
+    {"spec", "trajectories", "pairwise", "large", "operators", "gradient", "gallery"}
 )
+
+
+@cache
+def builtin_operators() -> tuple[Operator, ...]:
+    """Return the operators that come with onnxopt, in the order of their modules."""
+    modules = pkgutil.iter_modules(builtin.__path__)
+    names = [f"{builtin.__name__}.{module.name}" for module in modules]
+    return tuple(operator for name in names for operator in operators_in(import_module(name)))
 
 
 def operators_in(module: ModuleType) -> list[Operator]:
@@ -178,7 +191,8 @@ def _naming(operator: Operator, names: Iterable[str]) -> Iterator[str]:
         yield f"the domain {operator.domain!r} does not consist of words separated by dots"
     if not _DOMAIN.fullmatch(operator.suite_name):
         yield f"the suite {operator.suite_name!r} does not consist of words separated by dots"
-    if operator.suite_name in _RESERVED_SUITE_NAMES or operator.suite_name.startswith("onnx-"):
+    reserved = _RESERVED_SUITE_NAMES.union(known.suite_name for known in builtin_operators())
+    if operator.suite_name in reserved or operator.suite_name.startswith("onnx-"):
         yield f"the suite name {operator.suite_name} is reserved; choose another with suite="
     texts: tuple[object, ...] = (operator.about, operator.source)
     if not all(isinstance(text, str) for text in texts):

@@ -9,7 +9,6 @@ registry. onnx's checker and type inference need the schemas of the operators.
 from __future__ import annotations
 
 import os
-import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,13 +20,12 @@ from onnx import defs
 from onnx.defs import OpSchema
 from onnx.shape_inference import InferenceContext
 
-from onnxopt_cli.operators import builtin
 from onnxopt_cli.operators.native_onnx import renew
 from onnxopt_cli.operators.operator import Attribute, Operator
 from onnxopt_cli.operators.operator_file import (
+    builtin_operators,
     failing_line,
     installed_operators,
-    operators_in,
     read_operators,
 )
 
@@ -61,9 +59,7 @@ class Registry:
     @classmethod
     def builtin(cls) -> Registry:
         """Return a registry of the operators that come with onnxopt."""
-        modules = pkgutil.iter_modules(builtin.__path__)
-        names = [f"{builtin.__name__}.{module.name}" for module in modules]
-        return cls([operator for name in names for operator in operators_in(import_module(name))])
+        return cls(builtin_operators())
 
     @classmethod
     def of_environment(cls) -> Registry:
