@@ -39,7 +39,7 @@ from onnxopt_cli.operators.call import (
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.suites.catalogue import suite_cases
+from onnxopt_cli.suites.catalogue import conformance_suites, suite_cases
 from onnxopt_cli.workers.forked_processes import parallel
 
 #: Number of new inputs for which a condition must predict the outcome.
@@ -405,7 +405,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--beyond", action="store_true")
     options = parser.parse_args()
-    cases = [case for suite in ("conformance", "pruning") for case in suite_cases(suite)]
+    cases = [case for suite in conformance_suites() for case in suite_cases(suite)]
     trials, _ = find_trials(cases, Judging())
     explained = good = bad = total = 0
     for operator in registry().operators:

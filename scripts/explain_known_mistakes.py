@@ -29,10 +29,9 @@ from onnxopt_cli.core.result import Outcome, Result
 from onnxopt_cli.interpret.implementation import Implementation
 from onnxopt_cli.mutation.known_mistakes import known_mistakes
 from onnxopt_cli.operators.registry import registry
-from onnxopt_cli.suites.catalogue import suite_cases
+from onnxopt_cli.suites.catalogue import conformance_suites, suite_cases
 from onnxopt_cli.workers.forked_processes import parallel
 
-SUITES = ("conformance", "pruning")
 REQUIRED_SHARE = 0.97
 
 
@@ -44,7 +43,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     random = Random(options.seed)  # noqa: S311 - not for secrets
-    cases = {case.id: case for suite in SUITES for case in suite_cases(suite)}
+    cases = {case.id: case for suite in conformance_suites() for case in suite_cases(suite)}
     trials, _ = find_trials(list(cases.values()), Judging())
     totals: Counter[str] = Counter()
     for operator in registry().operators:

@@ -36,6 +36,7 @@ from onnxopt_cli.operators.call import (
 )
 from onnxopt_cli.operators.operator import Operator
 from onnxopt_cli.operators.registry import registry
+from onnxopt_cli.suites.catalogue import conformance_suites
 from onnxopt_cli.suites.collect import collect
 
 DRAWS = 2000
@@ -723,7 +724,7 @@ def inject_kind(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=["conformance", "pruning", "pairwise"])
+    parser.add_argument("suites", nargs="*", default=[*conformance_suites(), "pairwise"])
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument(
         "--faults", type=int, default=100, help="number of visible faults of each kind"

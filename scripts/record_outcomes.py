@@ -5,10 +5,10 @@
     python scripts/record_outcomes.py compare before.tsv after.tsv
 
 A record has one line for each case and backend: the case id, the backend and the outcome, separated
-by tabs. ``numpy``, ``onnxruntime`` and ``onnx-reference`` run every suite. Those test plugins that
-implement optimizers run the suites of ``cases/``. Plugins that crash, hang or respond at random are
-left out, because their outcomes depend on timing. ``--onnxopt PATH`` records the outcomes of
-another installation of the command.
+by tabs. The built-in backends run every suite. Those test plugins that implement optimizers run the
+suites of ``cases/``. Plugins that crash, hang or respond at random are left out, because their
+outcomes depend on timing. ``--onnxopt PATH`` records the outcomes of another installation of the
+command.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-BACKENDS = ("numpy", "onnxruntime", "onnx-reference")
-OWN_SUITES = ("spec", "conformance", "pruning", "trajectories")
+from onnxopt_cli.backends.resolve import BUILT_IN
+from onnxopt_cli.suites.catalogue import NAMED_ONLY, suites
+
+# The suites in the folder cases/.
+OWN_SUITES = tuple(name for name in suites() if name not in NAMED_ONLY)
 SUITES = (
-    *OWN_SUITES,
-    "pairwise",
-    "large",
+    *suites(),
     "onnx-node",
     "onnx-simple",
     "onnx-light",
@@ -93,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "compare":
         return _compare(options.before, options.after)
     for suite in options.suite or SUITES:
-        for backend in BACKENDS:
+        for backend in BUILT_IN:
             _print_outcomes(options.onnxopt, [suite], backend)
     for module, names in {} if options.no_plugins else PLUGINS.items():
         path = Path(__file__).parent.parent / "tests" / "plugins" / f"{module}.py"

@@ -47,7 +47,7 @@ def command(
     force: bool,
     **options: Any,
 ) -> int:
-    """Write suites as files: spec (the default), conformance, pruning, trajectories, large, ...
+    """Write suites as files; the default is spec.
 
     The cases of a path, such as a model without test data, are written as ONNX test directories
     with the outputs of onnx's reference.

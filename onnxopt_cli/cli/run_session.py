@@ -245,7 +245,7 @@ class Display:
             if self._verbose:
                 counts = Counter(printable(result.message, lines=True) for result in reason.results)
             for text, count in counts.items():
-                style = terminal.STYLES[reason.outcome]
+                style = terminal.outcome_style(reason.outcome)
                 head = Text.assemble(
                     (f"{reason.outcome} ", style), f"{count} on {printable(reason.backend)}: "
                 )

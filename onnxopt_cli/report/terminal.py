@@ -40,17 +40,18 @@ from onnxopt_cli.report.view.verdict import (
     is_expected_failure,
 )
 
-#: Styles of outcomes. All outcomes without an entry are failures of the backend.
-STYLES = {
+# Styles of outcomes. All outcomes without an entry are failures of the backend.
+_STYLES = {
     Outcome.PASS: "green",
     Outcome.SKIP: "dim",
     Outcome.NOT_RUN: "dim",
     Outcome.UNSUPPORTED: "yellow",
 }
+_FAILURE_STYLE = "bold red"
 _LABEL_STYLES = {
-    **{outcome.value: style for outcome, style in STYLES.items()},
+    **{outcome.value: style for outcome, style in _STYLES.items()},
     EXPECTED_FAILURE: "yellow",
-    UNEXPECTED_PASS: "bold red",
+    UNEXPECTED_PASS: _FAILURE_STYLE,
 }
 _CONFORMITY_STYLES = {
     Conformity.CONFORMS: "bold green",
@@ -87,14 +88,19 @@ _LONG_SECONDS = 1.0
 _MAX_UNEXAMINED = 5
 
 
+def outcome_style(outcome: Outcome) -> str:
+    """Return the style of an outcome."""
+    return _STYLES.get(outcome, _FAILURE_STYLE)
+
+
 def outcome_text(result: Result) -> Text:
     """Return the outcome as a word, in capitals if it is a failure, followed by remarks."""
     outcome = result.outcome
     if is_expected_failure(result):
         return Text(f"{outcome.value} (expected)", style="dim")
-    loud = outcome not in STYLES or result.standing is Standing.UNEXPECTED_PASS
+    loud = outcome not in _STYLES or result.standing is Standing.UNEXPECTED_PASS
     word = outcome.value.upper() if loud else outcome.value
-    text = Text(word, style="bold red" if loud else STYLES[outcome])
+    text = Text(word, style=_FAILURE_STYLE if loud else _STYLES[outcome])
     if result.lowered:
         text.append(" (lowered)", style="dim")
     if result.opset:
@@ -442,7 +448,7 @@ def summary_table(view: RunView) -> Table | None:
     cells: list[list[Text | str]] = []
     for row in visible:
         numbers = (
-            Text(str(row.counts.get(word, "")), _LABEL_STYLES.get(word, "bold red"))
+            Text(str(row.counts.get(word, "")), _LABEL_STYLES.get(word, _FAILURE_STYLE))
             for word in used
         )
         cells.append([row.operator, *([row.backend] if several else []), *numbers])

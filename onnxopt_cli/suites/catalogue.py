@@ -90,6 +90,11 @@ def _all_large(operator: Operator) -> Sequence[CaseTemplate]:
     return (*large(operator), *many_sizes(operator))
 
 
+def conformance_suites() -> list[str]:
+    """Return the names of the suites with the conformance cases of the operators."""
+    return list(dict.fromkeys(operator.suite_name for operator in registry().operators))
+
+
 def suites() -> dict[str, Suite]:
     """Return the generated suites by name.
 
@@ -97,10 +102,9 @@ def suites() -> dict[str, Suite]:
     the suite of its domain.
     """
     about = "cases across the input space that wrong implementations fail"
-    names = dict.fromkeys(operator.suite_name for operator in registry().operators)
     return {
         "spec": Suite("the examples of the operators' documentation", published, "1"),
-        **{suite: Suite(about, partial(_of_suite, suite), "15") for suite in names},
+        **{suite: Suite(about, partial(_of_suite, suite), "15") for suite in conformance_suites()},
         "trajectories": Suite("many steps, in which errors accumulate", trajectories, "1"),
         "pairwise": Suite("pairs of dimensions of the input space", _all_pairwise, "7"),
         "large": Suite("tensor sizes around those of large blocks", _all_large, "5"),

@@ -10,12 +10,13 @@ import pytest
 from places import REPOSITORY
 from report_records import result
 from rich.console import Console
+from rich.style import Style
 from two_cases import BACKEND, CASE
 
 import onnxopt_cli as onnxopt
 from onnxopt_cli.cli.console import stdout
 from onnxopt_cli.core.result import Outcome
-from onnxopt_cli.report.terminal import failure_panel, plain_table
+from onnxopt_cli.report.terminal import failure_panel, outcome_style, plain_table
 from onnxopt_cli.report.view.result_view import ResultView
 
 HEAD, PLAIN_CASE = CASE.split("  - name: nesterov", maxsplit=1)[0].split("  - name: plain")
@@ -370,3 +371,8 @@ def test_long_words_of_a_table_are_complete():
     text = console.file.getvalue()
     assert (text.count("a"), text.count("b")) == (101, 90)
     assert "b" * 20 in text
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_has_a_style(outcome):
+    assert Style.parse(outcome_style(outcome))
