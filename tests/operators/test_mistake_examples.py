@@ -24,8 +24,9 @@ TABLES = {
 }
 F4, F8 = np.dtype("float32"), np.dtype("float64")
 #: Examples of mistakes in types and shapes, in which all tensors are scalars. Each example states
-#: the shape of R and T, the value of T, the type of R, the type of the tensors, the number of
-#: groups, and the resulting type and shape of X_new.
+#: the shape of the scalar inputs, the value of integer inputs such as T, the type of other inputs
+#: such as R, the type of the tensors, the number of groups, and the resulting type and shape of the
+#: first output.
 OF_TYPES = {
     "X_new returned in double for T > 0": [
         ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),
@@ -146,11 +147,15 @@ def test_every_mistake_has_an_example(name):
 
 OF_TYPES_CASES = [
     (operator.name, mistake, *row)
-    for operator in map(registry().named, ("Adagrad", "Adam", "Momentum"))
+    for operator in registry().operators
     for mistake, table in OF_TYPES.items()
     if mistake in {known_mistake.name for known_mistake in operator.known_mistakes}
     for row in table
 ]
+
+
+def test_every_example_of_types_belongs_to_a_mistake_of_an_operator():
+    assert {mistake for _, mistake, *_ in OF_TYPES_CASES} == OF_TYPES.keys()
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,10 @@ def test_mistake_in_types_agrees_with_its_example(
     name, mistake, shape, step, rate, dtype, number_of_tensors, kind
 ):
     operator = registry().named(name)
-    scalars = [np.ones(shape, rate), np.full(shape, step, np.int64)]
+    scalars = [
+        np.full(shape, step, np.int64) if "int64" in scalar.dtypes else np.ones(shape, rate)
+        for scalar in operator.scalars
+    ]
     tensors = [np.ones((), dtype)] * number_of_tensors * len(operator.tensors)
     numbers = dict.fromkeys(
         (

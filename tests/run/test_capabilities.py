@@ -10,6 +10,7 @@ from places import PLUGINS
 
 from onnxopt_cli.cases.select import CAPABILITIES
 from onnxopt_cli.cases.yaml.yaml_syntax import packaged_schema
+from onnxopt_cli.config.run_config import REPORT_FORMATS
 
 HEAD = "onnxopt: 1\nsuite: mine\noperator: Momentum\ncases:\n"
 CASE = """\
@@ -91,17 +92,16 @@ def test_every_report_names_excluded_capabilities_with_the_reason(onnxopt, cases
     Path("expect.yaml").write_text(
         "onnxopt-expect: 1\nwithout: {double: the target has no such type}\n"
     )
-    formats = ("json", "junit", "xunit", "markdown", "badge", "html", "github")
     answer = onnxopt(
         "run", "mine.yaml", "--expect", "expect.yaml", "--without", "refusals",
-        "--log", "run.jsonl", *(f"--report={name}={name}.out" for name in formats),
+        "--log", "run.jsonl", *(f"--report={name}={name}.out" for name in REPORT_FORMATS),
     )  # fmt: skip
     assert answer.code == 0
     assert "double" not in {word for line in answer.out.splitlines()[:-1] for word in line.split()}
     notes = "without double (2 cases: the target has no such type)", "without refusals (1 case)"
     for note in notes:
         assert note in answer.out
-        for name in set(formats) - {"json", "badge"}:
+        for name in REPORT_FORMATS.keys() - {"json", "badge"}:
             assert note in Path(f"{name}.out").read_text(), name
     # A badge is too short for the reasons.
     assert "without refusals, without double" in Path("badge.out").read_text()
