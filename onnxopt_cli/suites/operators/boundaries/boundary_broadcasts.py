@@ -90,7 +90,6 @@ def _exceptional() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "exceptional_beside_single", _paired(operator, floats, single)
     missing = np.array([np.nan], np.float32)
     for operator in ("Max", "Min"):
-        yield operator, "single_before_exceptional", fixed_node(single, floats)
         yield operator, "missing_single", fixed_node(floats[1:], missing)
     yield "PRelu", "exceptional_beside_single", fixed_node(floats, single)
 

@@ -176,8 +176,6 @@ def _boxes() -> Iterator[tuple[str, str, Generator]]:
     yield suppression, "infinite_score", fixed_node(boxes[:, :3].copy(), scores, np.array([3]))
     ranks = (np.arange(10, dtype=np.float32) * 3 % 10).reshape(1, 1, 10)
     yield suppression, "limit_of_eight", fixed_node(boxes, ranks, np.array([8]))
-    scattered = fixed_node(distinct(4, 3), int64s([-1, 0, 1]), distinct(1, 3) / 2)
-    yield "Scatter", "negative_index", scattered
 
 
 def _long_rows() -> Iterator[tuple[str, str, Generator]]:
@@ -188,9 +186,12 @@ def _long_rows() -> Iterator[tuple[str, str, Generator]]:
         yield "Normalizer", f"{stem}_{norm.lower()}", fixed_node(np.abs(x) + 1, norm=norm)
     for p in (1, 2):
         yield "LpNormalization", f"{stem}_{p}", fixed_node(x, p=p)
+    # A norm must not divide by the largest element of a row of zeros.
+    beside_zeros = x * np.array([[1], [0], [1]], np.float32)
     for p in (1, 3):
-        yield "LpPool", f"{stem}_{p}", fixed_node(x[None], kernel_shape=[20], p=p)
-        yield "GlobalLpPool", f"{stem}_{p}", fixed_node(x[None], p=p)
+        yield "LpPool", f"{stem}_{p}", fixed_node(beside_zeros[None], kernel_shape=[20], p=p)
+        yield "GlobalLpPool", f"{stem}_{p}", fixed_node(beside_zeros[None], p=p)
+    yield "ReduceL2", f"{stem}_beside_zeros", fixed_node(beside_zeros, int64s(1))
     backward: dict[str, Any] = {"exclusive": 1, "reverse": 1}
     yield "CumSum", f"{stem}_backward", fixed_node(x, np.array(1), **backward)
     factors = np.abs(x) / 8 + np.float32(0.75)
@@ -291,6 +292,9 @@ def _growing_parts() -> Iterator[tuple[str, str, Generator]]:
     yield "ConcatFromSequence", f"{stem}_pair", fixed_node(columns[:2], axis=1)
     yield "Concat", f"{stem}_columns", fixed_node(*columns, axis=-1)
     yield "Concat", f"{stem}_pair", fixed_node(*columns[:2], axis=1)
+    # A vector is a single row.
+    rows = fixed_node(distinct(3), distinct(2), inputdimensions=[3, 2])
+    yield "FeatureVectorizer", f"{stem}_vectors", rows
     joined = fixed_node(*columns, inputdimensions=[1, 3, 2])
     yield "FeatureVectorizer", f"{stem}_columns", joined
     row = distinct(7)

@@ -184,6 +184,7 @@ def _models() -> Iterator[tuple[str, str, Generator]]:
     tree = fixed_node(signs, aggregate_function="MAX", **splits, **targets)
     yield "TreeEnsembleRegressor", "negative_max", tree
     yield from _descending_trees(splits)
+    yield from _two_labels(splits)
 
 
 def _descending_trees(splits: dict[str, Any]) -> Iterator[tuple[str, str, Generator]]:
@@ -203,6 +204,19 @@ def _descending_trees(splits: dict[str, Any]) -> Iterator[tuple[str, str, Genera
         outputs = 1 if stem == "target" else 2
         trees = fixed_node(x, outputs=outputs, **nodes, **attributes, **further)
         yield operator, "descending_trees", trees
+
+
+def _two_labels(splits: dict[str, Any]) -> Iterator[tuple[str, str, Generator]]:
+    """Yield a tree that decides between two labels, neither of which is 0 or 1."""
+    leaves: dict[str, Any] = {
+        "class_treeids": [0, 0],
+        "class_nodeids": [1, 2],
+        "class_ids": [0, 1],
+        "class_weights": [0.75, 0.25],
+        "classlabels_int64s": [3, 9],
+    }
+    x = np.array([[-5.0], [3.0]], np.float32)
+    yield "TreeEnsembleClassifier", "two_labels", fixed_node(x, outputs=2, **splits, **leaves)
 
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:

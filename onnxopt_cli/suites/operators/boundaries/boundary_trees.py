@@ -138,7 +138,7 @@ def _splits() -> Iterator[tuple[str, str, Generator]]:
     for stem, values in (("above_7", [7.5, 8.5]), ("largest", [0.0, largest])):
         for operator in _OLDER:
             yield operator, f"split_{stem}", _older(operator, x, values=values)
-    integers = np.array([[2**24 + 1, 1], [2**24, 3]])
+    integers = np.array([[2**24 + 3, 1], [2**24, 3]])
     regressor = "TreeEnsembleRegressor"
     close = np.array([[0.5 + 2**-40, 1], [0.5, 1.5 + 2**-40]])
     yield regressor, "split_of_int64", _older(regressor, integers, values=[2.0**24, 1.5])
