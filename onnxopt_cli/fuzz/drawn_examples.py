@@ -268,7 +268,7 @@ class GeneratedExample:
 
     @property
     def traits(self) -> frozenset[Hashable]:
-        """Return the types, attributes and inputs in which the node differs from a simple node."""
+        """Return the types, attributes and inputs that a simple node does not have."""
         return frozenset(self._traits())
 
     def _traits(self) -> Iterator[Hashable]:

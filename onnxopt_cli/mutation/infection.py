@@ -21,7 +21,7 @@ import numpy as np
 
 from onnxopt_cli.mutation.code_mutants import CodeMutant, changes, compiled, patched, syntax_tree
 
-# Names of the recorder's methods in instrumented functions.
+# The names by which instrumented functions call the methods of the InfectionRecorder.
 _REACHED, _COMPARED, _TESTED = "__mutants_reached__", "__compared__", "__tested__"
 # Names of the fields that hold the expression of a statement.
 _FIELDS = ("value", "test", "iter")

@@ -158,7 +158,7 @@ def test_reformulation_has_the_groups_of_runs_of_the_model(
             product = MatMul(square, w)
             y = HardSigmoid(product)
         }"""
-    # Two runs of the model exceed this limit. Two runs of the nodes from HardSigmoid on do not.
+    # Two runs of the whole model exceed the limit, but two runs that begin at HardSigmoid do not.
     monkeypatch.setattr(stacked, "_MAX_STACKED_BYTES", 130_000)
     chain = _HEADER + text
     not_reformulated = chain.replace("HardSigmoid", "Sin")

@@ -228,7 +228,7 @@ class ConditionQueries(ConditionFitting):
         The fault must be visible in the variation, and the conditions on other features must hold.
 
         Args:
-            conditions: the conditions of a path.
+            conditions: the conditions of a path, all of which the failing node meets.
             place: the index of the condition whose feature is varied.
             number: the value.
         """

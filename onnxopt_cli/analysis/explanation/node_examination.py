@@ -143,7 +143,7 @@ class NodeExamination:
 
         def limited() -> Iterator[tuple[int, float, list[_Item]]]:
             if getpid() != parent:
-                # A model that crashes onnx may end this forked process. Therefore, onnx needs no
+                # If a model crashes onnx, only this forked process ends. Therefore, onnx needs no
                 # additional process.
                 die_with_models()
             began, evaluations = process_time(), 0

@@ -455,7 +455,7 @@ class _Convolution:
         )
 
     def fourier_error(self, output: Array) -> Array:
-        """Return the scale of the error of Fourier's algorithm, for each batch and output channel.
+        """Return the scale of the error by Fourier transforms, for each batch and output channel.
 
         The errors of the two transformed operands are white noise with the power of the operands.
         The errors of the inverse transform have the power of the output.

@@ -91,7 +91,7 @@ _POWERS = frozenset({"GlobalLpPool", "LpNormalization", "LpPool", "ReduceL2", "R
 _ROOTS = frozenset({"GlobalLpPool", "LpPool", "ReduceL2"})
 # Kinds of nodes that multiply each element by a computed coefficient.
 _WEIGHTED_KINDS = frozenset({NodeKind.COORDINATES, NodeKind.TRANSFORM})
-# Computed coefficients are assumed to have at least this magnitude.
+# The computed coefficients are assumed to have at least this magnitude.
 _LEAST_WEIGHT = 2.0**-24
 _SUMMING_KINDS = _WEIGHTED_KINDS | {
     NodeKind.COMBINE,

@@ -254,8 +254,8 @@ def _max_unpool(draft: NodeDraft) -> None:
     count, space = prod(lengths), prod(full)
     draft.require(count <= space)
     random = draft.state()
-    # Indices are counted through all batches and channels, so each channel begins at a multiple of
-    # the number of its elements.
+    # Indices are counted through all batches and channels, so the first index of each channel is a
+    # multiple of the number of elements in a channel.
     offsets = range(shape[0] * shape[1])
     picked = [random.permutation(space)[:count] + space * place for place in offsets]
     draft.set("kernel_shape", sizes)

@@ -116,7 +116,7 @@ def _negative_axes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _descending_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield descending axes of tensors whose axes have the same length."""
+    """Yield nodes with axes in descending order; these axes have the same length."""
     square, cube = distinct(3, 3), distinct(3, 3, 3)
     for stem, axes in (("descending", (2, 0)), ("mixed", (-1, 1))):
         yield "Unsqueeze", f"square_{stem}_axes", fixed_node(square, int64s(*axes))
@@ -130,7 +130,7 @@ def _descending_axes() -> Iterator[tuple[str, str, Generator]]:
 
 
 def _apart_axes() -> Iterator[tuple[str, str, Generator]]:
-    """Yield the first and the last axis of cubes."""
+    """Yield nodes whose axes are the first and the last axis of a cube."""
     cube, stem = distinct(3, 3, 3), "cube_outer_axes"
     axes = int64s(0, 2)
     yield "Slice", stem, fixed_node(cube, int64s(1, 0), int64s(3, 2), axes)
