@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ from onnx_directories import FLOAT, ONE_TWO, identity, make_directory, tensor
 from onnxopt_cli.cases.onnx import model_file
 from onnxopt_cli.cases.onnx.data_set import data_set_files, read_case
 from onnxopt_cli.cases.onnx.directory import find_directories
+from onnxopt_cli.core.untrusted_files import recorded
 from onnxopt_cli.errors import InvalidCase
 
 DATA = b"head" + ONE_TWO.tobytes() + b"tail"
@@ -63,6 +65,18 @@ def test_a_model_saved_by_onnx_with_external_data_is_read(tmp_path):
     )
     ((case,), _) = find_directories(directory)
     assert np.array_equal(numpy_helper.to_array(case.load().model.graph.initializer[0]), large)
+
+
+def test_files_of_a_case_have_the_paths_at_which_they_are_opened(tmp_path, monkeypatch):
+    read(tmp_path, external(location="weights", offset="4"))
+    (tmp_path / "link").symlink_to("test_x")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("test_x", "link"):
+        ((case,), _) = find_directories(Path(folder))
+        with recorded() as opened:
+            case.load()
+        assert str(tmp_path.resolve() / "test_x" / "weights") in opened
+        assert opened.keys() <= case.files().keys()
 
 
 def test_external_data_in_subgraphs_and_attributes_are_read(tmp_path):

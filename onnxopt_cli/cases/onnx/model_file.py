@@ -91,7 +91,9 @@ def external_files(path: Path) -> list[Path]:
     entries = (entry for _, tensor in tensors for entry in tensor.external_data)
     locations = (entry.value for entry in entries if entry.key == "location")
     paths = map(inner_parts, locations)
-    return [path.parent.joinpath(*parts) for parts in dict.fromkeys(paths) if parts]
+    # A record of opened files has the same paths, see _external_data.
+    folder = Path(os.path.realpath(path.parent))
+    return [folder.joinpath(*parts) for parts in dict.fromkeys(paths) if parts]
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
