@@ -33,7 +33,7 @@ from onnxopt_cli.backends.reference import NumpyBackend, compute_node
 from onnxopt_cli.backends.resolve import create_backend
 from onnxopt_cli.backends.specification import Specification
 from onnxopt_cli.config.run_config import Limits, LoweringMode
-from onnxopt_cli.core.result import RAISED_AT, SETTLED, Outcome
+from onnxopt_cli.core.result import PROCESS_FAILURES, RAISED, RAISED_AT, SETTLED, Outcome
 from onnxopt_cli.core.text import printable
 from onnxopt_cli.core.values import Array, Value
 from onnxopt_cli.errors import (
@@ -57,8 +57,9 @@ _OUTCOMES: Mapping[type[OnnxoptError], Outcome] = {
     BackendHangs: Outcome.TIMEOUT,
     ProtocolBreach: Outcome.PROTOCOL,
 }
-#: Outcomes that the process of a backend can report instead of outputs.
-FAILURES = frozenset({*_OUTCOMES.values(), Outcome.OOM, Outcome.ERROR})
+#: Outcomes that the process of a backend can report instead of outputs. A leak is reported beside
+#: the outputs.
+FAILURES = (RAISED | PROCESS_FAILURES | {*_OUTCOMES.values()}) - {Outcome.LEAK}
 
 
 @dataclass(frozen=True, slots=True)
