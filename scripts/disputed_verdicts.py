@@ -248,9 +248,10 @@ def gru(
     output: str,
     **_: Any,
 ) -> Exact:
-    """Return an element of GRU. The bound is a few roundings of 1 or, if larger, of the element.
+    """Return an element of GRU.
 
-    The bound is relative to at least 1, because the magnitudes of activations reach 1.
+    The bound is a few roundings of the element or of 1, whichever is larger, because the magnitudes
+    of activations reach 1.
     """
     direction, batch, column = at[-3:]
     hidden = r.shape[2]

@@ -117,7 +117,7 @@ def _print_outcomes(onnxopt: str, suites: Sequence[str], backend: str, label: st
 
 
 def _outcomes(log: Path) -> Iterator[tuple[str, str]]:
-    """Yield the id and the outcome of each case in a log, sorted, without invalid cases."""
+    """Yield the id and the outcome of each valid case in a log, sorted by id."""
     pairs = []
     for line in log.read_text().splitlines():
         record = json.loads(line)

@@ -137,7 +137,7 @@ class Specification:
         return f"{self.label}={self.text}" if self.label else self.text
 
     def require_known(self, known: tuple[str, ...]) -> None:
-        """Reject unknown options; ``config.KEY`` in ``known`` stands for any key.
+        """Reject unknown options; ``config.KEY`` in ``known`` permits each option ``config.*``.
 
         Raises:
             UsageError: if an option is unknown; the hint lists the known options.

@@ -255,7 +255,8 @@ class Limits(Settings):
         timeout: maximum time of a case in seconds.
         startup_timeout: maximum time in seconds for the start of a backend.
         memory: maximum memory in bytes of a backend's process, and of all processes of a worker
-            together; 0 for no limit. The same limit applies to each case in a case file.
+            together; 0 for no limit. The values of a case in a case file must also fit into this
+            memory.
     """
 
     timeout: float = setting(

@@ -356,9 +356,16 @@ def _judged(
 ) -> _Elements:
     """Judge the elements of two flat arrays at some indices.
 
-    Deriving the limit of an element is slow. If the error / tolerance of an element is surely below
-    ``known_share``, a lower bound of its limit is used instead. Distances in ulp are measured if
-    ``with_steps`` is true, or if the tolerance is in ulp.
+    Deriving the limit of an element is slow. If an element cannot have the largest error /
+    tolerance, a lower bound of its limit is used instead.
+
+    Args:
+        tolerance: the tolerance of the arrays.
+        expected: the expected array.
+        actual: the array that the backend returned.
+        places: the indices.
+        known_share: a lower bound of the largest error / tolerance of the arrays; 0 if unknown.
+        with_steps: whether to measure distances in ulp if the tolerance is not in ulp.
     """
     expected, actual = expected[places], actual[places]
     inconclusive, labels = 0, None

@@ -107,9 +107,9 @@ class Machine(NDArrayOperatorsMixin):
 def computed(
     arithmetic: Arithmetic, number: Callable[[float], Any] = float
 ) -> Callable[[Call[Array]], list[Array]]:
-    """Return a function that computes a node in an arithmetic, in the types of its inputs.
+    """Return a function that computes a node in a given arithmetic.
 
-    R keeps its type. T is converted to the type of R.
+    R and the tensors keep their types. T is converted to the type of R.
 
     Args:
         arithmetic: the arithmetic.

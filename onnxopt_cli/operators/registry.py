@@ -1,7 +1,7 @@
 """The registry of operators that have a formula, and their schemas for onnx.
 
-A registry is an instance, so importing this module does not read, run or register anything. A
-command creates the registry of its operators and uses this registry until the command ends. In a
+Importing this module creates no registry, and does not read, run or register anything. A command
+creates the registry of its operators and uses this registry until the command ends. In a
 worker, and in a program that calls the library, the first call of :func:`registry` creates a
 registry. onnx's checker and type inference need the schemas of the operators.
 """

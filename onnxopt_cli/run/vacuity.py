@@ -105,12 +105,12 @@ class VacuityCheck:
             return self._reason_without_formula(executor, problem, response.outputs)
         if not is_trivial(response.outputs, problem.inputs):
             return ""
-        # If the exact outputs are nontrivial, the response was accepted only because of rounding.
-        # With the same values, a correct backend may return trivial outputs in the probe as well.
+        # If the exact outputs are nontrivial, the trivial outputs were accepted only because of
+        # rounding. In a probe with the same values, a correct backend may also return such outputs.
         keep = problem.call is None or is_trivial(evaluate(problem.call), problem.inputs)
         pair = plain_pair(operator, nodes[0], problem.inputs, keep=keep)
         finding = self._finding_for_pair(executor, pair) if pair else ""
-        return f"right, but if the expected outputs are nontrivial, {finding}" if finding else ""
+        return f"right, but for inputs with nontrivial outputs, {finding}" if finding else ""
 
     def _finding_for_pair(
         self, executor: Executor, pair: tuple[PlainNode, PlainNode] | None

@@ -110,8 +110,8 @@ LITERAL = 24
 #: elements is a literal with infinite elements. If a single NaN makes the whole result NaN, only
 #: one in 10 of these literals may contain NaN.
 _LITERAL_INFINITE, _SOME_INFINITE, _SOME_NAN = 800, 4, 10
-#: The largest number of tensors in ordinary nodes; if a node has more tensors, they are small and
-#: have random levels.
+#: The largest number of tensors in ordinary nodes. If a node has more tensors, the tensors are
+#: small, and their levels are drawn without regard to the pairs that other nodes cover.
 _FEW_TENSORS = 9
 #: The share of infinite elements in a literal tensor, if it has any.
 _INFINITE_SHARE = 0.06
@@ -148,15 +148,16 @@ _RARE = 10.0
 _POOL = 4096
 #: Number of attempts to draw a node whose outputs are all conclusive.
 _TRIES = 8
-#: One in this number of nodes is accepted even if it has a single conclusive output.
+#: One in _PARTLY nodes needs only one conclusive output. In all other nodes, every output must be
+#: conclusive.
 _PARTLY = 3
 #: The rank of a matrix.
 _MATRIX = 2
 #: The highest rank of a vector with additional axes of 1.
 _MOST_RANK = 7
-#: One in this number of vectors gets additional axes of 1.
+#: One in _LIFTED vectors gets additional axes of 1.
 _LIFTED = 4
-#: One in this number of nodes has tensors of equal shapes.
+#: One in _ALIKE nodes has tensors of equal shapes.
 _ALIKE = 8
 
 
@@ -412,9 +413,9 @@ class _Design:
         )
 
     def _ranks(self, name: str, number: float, shapes: Shapes) -> tuple[float, ...]:
-        """Return the numbers of an attribute: one for each group if it has limits, else one.
+        """Return the values of an attribute: one per group if the attribute has limits, else one.
 
-        Each number is ``number``, or selects a rank that is an integer or next to an integer.
+        A value is ``number``, or it selects a rank that is an integer or next to an integer.
         """
         numbers = []
         for shape in shapes:

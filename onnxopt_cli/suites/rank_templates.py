@@ -1,9 +1,9 @@
 """Case templates of attributes that select a rank, such as a percentage of the elements.
 
-An attribute with limits is considered to select a rank. In :func:`rank_templates`, an attribute
-selects an element of a literal tensor, or a value between two elements. In
-:func:`whole_rank_templates`, an attribute selects integer ranks in tensors of many lengths. The
-templates of :func:`far_rank_templates` have many elements or many tensors. These templates avoid
+An attribute with limits is considered to select a rank. In the templates of
+:func:`rank_templates`, the attribute selects an element of a literal tensor, or a value between two
+elements. In those of :func:`whole_rank_templates`, it selects integer ranks in tensors of many
+lengths. Those of :func:`far_rank_templates` have many elements or many tensors, and avoid
 integer ranks at which the rounding of (n - 1) * percent / 100 depends on the order of operations.
 An implementation that computes percent / 100 * (n - 1), as ``numpy.percentile`` does, is also
 correct, but may prune one more element at such a rank.

@@ -644,8 +644,8 @@ def pools(draw):
 def windows_of(x, attributes):
     """Yield the index of each output element, and a list of the elements in its window.
 
-    An element of the list is a pair of its index in ``x`` and its value. In the padding, the index
-    is None.
+    The list has a pair for each element: the index of the element in ``x``, and the value. In the
+    padding, the index is None.
     """
     rank = x.ndim - 2
     kernel, strides, dilations = (

@@ -130,10 +130,7 @@ class ReadsAttributesByPosition(Right):
 
 
 class RefusesBroadcasting(InsideTheRoot):
-    """A backend like InsideTheRoot that also rejects broadcasting.
-
-    Only the rejected cases distinguish the mistake from another mistake.
-    """
+    """A backend like InsideTheRoot that also rejects broadcasting."""
 
     def run(self, model, inputs):
         if len({inputs[name].shape for name in "XGVH"}) > 1:

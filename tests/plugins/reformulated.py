@@ -1,7 +1,7 @@
 """Adam in the reformulations of public libraries, and wrong variants.
 
-The reformulations add epsilon where ONNX adds it, and are correct. If a library computes Inf - Inf,
-its result is NaN.
+The reformulations add epsilon where ONNX adds it, and are correct. They return NaN where the
+library computes Inf - Inf.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ def demo(workplace):
 
 @pytest.fixture
 def beside(demo, onnxopt):
-    """Return a function that runs two commands at the same time.
+    """Return a function that runs a command while a run of the backend ``Waits`` waits for it.
 
-    The function returns the exit code and output of one command, and the exit code and errors
-    of the other.
+    The function returns the exit code and output of the command, and the exit code and errors of
+    the waiting run.
     """
 
     def call(name, *options):

@@ -755,9 +755,10 @@ def _undecided(features: ElementFeatures, parts: Sequence[str], met: Array) -> i
 
 
 def _distinct(nodes: Sequence[_Node]) -> list[_Node]:
-    """Omit each node whose right output equals that of another node.
+    """Return one of the nodes for each right output.
 
-    Such nodes are probably copies of the same node, so they are not independent evidence.
+    Nodes with equal right outputs are probably copies of one node, so they are not independent
+    evidence.
     """
     return [*{str(node.right.tolist()): node for node in nodes}.values()]
 

@@ -186,8 +186,8 @@ def _is_unlike_varied(
     For example, a backend that treats all tiny numbers as 0 differs from a mistake in which only 0
     is treated specially, and a backend that is wrong only for large T differs from a mistake that
     does not depend on T. The backend must be right where the mistake has no effect, and only there.
-    Other wrong outputs are not compared, because the backend may also have another fault, such as
-    an ignored attribute.
+    Where the mistake has an effect, the wrong outputs of the backend may differ from those of the
+    mistake, because the backend may also have another fault, such as an ignored attribute.
 
     The arguments are those of :func:`contradicts`.
     """

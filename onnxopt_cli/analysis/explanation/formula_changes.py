@@ -432,10 +432,10 @@ def _maker(source: str, like: Formula) -> Callable[[Alteration], Formula]:
 def _expressions(
     statement: ast.Assign | ast.Return, operator: Operator
 ) -> Iterator[tuple[ast.expr, Callable[[ast.expr], None], str]]:
-    """Yield each numeric expression of a statement and a function that replaces it.
+    """Yield each numeric expression of a statement, a function that replaces it, and a name.
 
-    The third item is the name of the output or intermediate result to which the expression is
-    assigned. For a part of an expression, this name is empty.
+    The name is that of the output or intermediate result to which the expression is assigned. For a
+    part of an expression, the name is empty.
     """
     value = statement.value
     assert value is not None  # noqa: S101 - checked by the caller

@@ -10,10 +10,10 @@ MIN_MEETING = 11
 #: possible, at least MIN_INDEPENDENT failing nodes that are not such copies must agree with the
 #: statement.
 MIN_INDEPENDENT = 3
-# The number of inputs that confirm a changed formula; the formula must be wrong for all of them.
-# The first number applies if the backend agrees with the changed formula for every input, and the
-# second number if it disagrees for one input. If the backend really disagreed for a tenth of all
-# inputs, this agreement would have a probability below 5 %.
+# Numbers of inputs that confirm a changed formula. Only inputs for which the changed formula is
+# wrong are counted. The first number applies if the backend agrees with the changed formula for
+# all of these inputs, and the second number if it disagrees for one of them. If the backend really
+# disagreed for a tenth of such inputs, this agreement would have a probability below 5 %.
 _MIN_ALIKE = (29, 46)
 # An "only where" statement requires that at least _MIN_FAILURE_RATE of the inputs that meet the
 # condition fail.
@@ -33,8 +33,8 @@ def supports_wherever(meeting: int, others: int) -> bool:
 
     Args:
         meeting: number of inputs that meet the condition; all of them fail.
-        others: number of inputs that do not meet the condition; none of them fails for this
-            reason.
+        others: number of inputs that do not meet the condition; if one of them fails, it has
+            another cause.
     """
     return meeting >= MIN_MEETING and others >= MIN_OTHERS
 

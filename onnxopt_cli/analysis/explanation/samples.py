@@ -101,9 +101,9 @@ class Sample:
         Args:
             effects: the effect of the fault on each output that it changes.
             always: outputs that are wrong in nearly all failing samples. A fault counts as visible
-                if it is visible in one of these outputs. If the set is empty, it must be visible in
-                every output. A known mistake counts as visible if it changes any output, because it
-                predicts all outputs.
+                if it is visible in one of these outputs. If the set is empty, the fault must be
+                visible in every output that it changes. These rules do not apply to a known
+                mistake, which counts as visible if it changes any output.
         """
         wrong = np.zeros(self.size, bool)
         for name in effects:

@@ -276,7 +276,10 @@ class InexactTensor:
     content: Array | Bounded
 
     def operand(self, precision: Precision) -> Bounded:
-        """Return the tensor as an operand that an implementation may convert to a precision."""
+        """Return the tensor as an operand of a computation in the given precision.
+
+        An implementation may first convert the tensor to the type of the precision.
+        """
         if not isinstance(self.content, Bounded):
             return given(self.content, precision)
         if self.content.precision is precision:

@@ -6,9 +6,9 @@ node are the values of ``xs`` and ``zs`` at which the function is differentiated
 elements, their sum is differentiated.
 
 Operators without a rule of differentiation are first replaced by primitive nodes. For Gelu and for
-normalizations, this module contains the primitive nodes. Those of normalizations compute the
-variance as the mean square of the difference from the mean. All other operators without a rule are
-replaced by the function bodies that ONNX publishes.
+normalizations, this module contains the primitive nodes. The primitive nodes of a normalization
+compute the variance as the mean square of the difference from the mean. All other operators without
+a rule are replaced by the function bodies that ONNX publishes.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def sampled(x: Array, grid: Array, mode: str, padding: str, *, align_corners: bo
     """Return the values of images at the points of a grid.
 
     Args:
-        x: the images; their axes are batch, channels, and the axes of space.
+        x: the images; their axes are batch, channels, and the spatial axes.
         grid: for each image, the coordinates of points, between -1 and 1. The last axis of the grid
             holds the coordinates of a point, beginning with the coordinate along the last axis of
             space.
@@ -65,7 +65,7 @@ def moves_to_border(mode: str) -> bool:  # noqa: ARG001 - a second reading depen
 
 
 class _Axis:
-    """An axis of space, with the rule for coordinates outside of an image."""
+    """A spatial axis, with the rule for coordinates outside of an image."""
 
     def __init__(self, size: int, padding: str, *, align_corners: bool) -> None:
         self._size, self._padding, self._aligned = size, padding, align_corners
@@ -117,9 +117,9 @@ def _interpolated(image: Array, coordinates: Array, axes: list[_Axis], mode: str
     """Return the values of all channels of an image at points.
 
     Args:
-        image: the image; its axes are the channels, then the axes of space.
-        coordinates: the coordinates of the points, one row per axis of space.
-        axes: the axes of space.
+        image: the image; its axes are the channels, then the spatial axes.
+        coordinates: the coordinates of the points, one row per spatial axis.
+        axes: the spatial axes.
         mode: the interpolation.
     """
     rank, (first, taps) = len(axes), TAPS[mode]

@@ -133,8 +133,8 @@ class FirstRun:
         types: the dtypes of the outputs of each of these nodes.
         range_events: the ways in which intermediate results leave the range of their types.
         special_events: other ways in which outputs may become NaN or infinite. A fast algorithm may
-            mix NaN or infinity with other elements, an interpolation may multiply them by 0, or a
-            sum may overflow if its terms are added in another order.
+            mix NaN or infinity with other elements, an interpolation may multiply NaN or infinity
+            by 0, or a sum may overflow if its terms are added in another order.
     """
 
     shared: SharedState

@@ -529,8 +529,8 @@ class Injector:
         Args:
             compute: computes the node.
             operands: its operands.
-            perturb: returns a context manager that injects roundings. Its argument is a function
-                that returns the next roundings of a run.
+            perturb: takes a function that returns the next roundings of a run, and returns a
+                context manager that injects these roundings.
         """
         first, results = self._moved_elements, []
         ends = set()

@@ -131,7 +131,7 @@ def _of_convolution(
     pads = paddings(x, w, attributes)[0].tolist()
     group = attributes["group"].i if "group" in attributes else 1
     outputs_of_group, channels_of_group = len(w) // group, w.shape[1]
-    # For each axis of space: the lengths of the input, output and kernel, the stride, the dilation
+    # For each spatial axis: the lengths of the input, output and kernel, the stride, the dilation
     # and the padding.
     shapes = (array.shape[2:] for array in (x, output, w))
     axes = [*zip(*shapes, strides, dilations, pads, strict=True)]
@@ -159,10 +159,12 @@ def _of_convolution(
 def _places_in_kernel(
     at: int, _length: int, size: int, kernel: int, stride: int, dilation: int, padding: int
 ) -> tuple[Array, Array]:
-    """Return where a kernel is at an element of the input, and the output elements of these places.
+    """Return the kernel elements that an input element is multiplied by, along one spatial axis.
+
+    Also return the output elements to which these products are added.
 
     Args:
-        at: the index of the element along an axis of space.
+        at: the index of the input element along the axis.
         size: the length of the output.
         kernel: the length of the kernel.
         stride: the stride.
@@ -181,7 +183,7 @@ def _window(
     """Return the elements of the input that a kernel's element reads, and those of the output.
 
     Args:
-        at: the index of the element of the kernel along an axis of space.
+        at: the index of the kernel element along a spatial axis.
         length: the length of the input.
         size: the length of the output.
         stride: the stride.

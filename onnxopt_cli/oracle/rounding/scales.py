@@ -415,11 +415,11 @@ class _Convolution:
     the stride of the node is larger than 1.
 
     Attributes:
-        x: the padded input; its axes are batch, channels, and the axes of space.
+        x: the padded input; its axes are batch, channels, and the spatial axes.
         w: the kernels; their axes are output channels, channels of the group, and the axes of
             space.
         group: the number of groups of channels.
-        dilations: the dilation along each axis of space.
+        dilations: the dilation along each spatial axis.
         tiled: whether Winograd's algorithm may compute the convolution.
     """
 
@@ -431,7 +431,7 @@ class _Convolution:
 
     @property
     def sizes(self) -> list[int]:
-        """The length of the output along each axis of space."""
+        """The length of the output along each spatial axis."""
         axes = zip(self.x.shape[2:], self.w.shape[2:], self.dilations, strict=True)
         return [size - (kernel - 1) * dilation for size, kernel, dilation in axes]
 
@@ -597,7 +597,7 @@ def _transposed(x: Array, w: Array, attributes: Any) -> _Convolution:
 
 
 def along(attributes: Any, name: str, rank: int) -> list[int]:
-    """Return an attribute with a number for each axis of space; its default is 1."""
+    """Return an attribute with a number for each spatial axis; its default is 1."""
     return list(attributes[name].ints) if name in attributes else [1] * rank
 
 
@@ -653,11 +653,11 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
     """Return the variance of the error of each output, in units of u^2.
 
     Args:
-        x: the input; its axes are batch, channels, and the axes of space.
+        x: the input; its axes are batch, channels, and the spatial axes.
         w: the kernels; their axes are output channels, channels of the group, and the axes of
             space.
         group: the number of groups of channels.
-        axes: the matrices along the axes of space.
+        axes: the matrices along the spatial axes.
         exact: whether the transforms of the input's tiles are exact.
     """
     batch, outputs, channels, rank = len(x), len(w), w.shape[1], len(axes)
@@ -689,7 +689,7 @@ def _tiled_variance(x: Array, w: Array, group: int, axes: Sequence[_Axis], *, ex
         [axis.inverse for axis in axes],
         *(array.reshape(*reach, outputs, batch, *counts) for array in (u @ v, variance)),
     )
-    # Order the axes: first batch and output channel. Then, for each axis of space, the axis of the
+    # Order the axes: first batch and output channel. Then, for each spatial axis, the axis of the
     # tiles and the axis within a tile.
     order = [1 + rank, rank, *(at for axis in tile_axes for at in (2 + rank + axis, axis))]
     variance = variance.transpose(order).reshape(batch, outputs, *tiled_sizes)

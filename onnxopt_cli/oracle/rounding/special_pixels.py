@@ -225,8 +225,8 @@ def _marks_at(
     Args:
         image: an image with 1 for each marked pixel; its axes are the channels, then the axes of
             space.
-        coordinates: the coordinates of the points, one row per axis of space.
-        axes: the axes of space.
+        coordinates: the coordinates of the points, one row per spatial axis.
+        axes: the spatial axes.
         mode: the interpolation.
         radius: its radius.
     """

@@ -390,9 +390,9 @@ def with_overflow(
 def _rounds_product_to(
     infinity: float, node: Any, compute: Compute, operands: Sequence[Any], output: Array
 ) -> Any:
-    """Return where a product in 16 bits overflows before C or a bias is added to it.
+    """Return where a 16-bit product overflows to an infinity before C or a bias is added.
 
-    The product may overflow before it is multiplied by alpha.
+    If the magnitude of alpha is below 1, the product before the multiplication by alpha counts.
     """
     has_addend = len(operands) > ADDEND and operands[ADDEND] is not None
     if node.op_type not in WITH_ADDEND or not has_addend or not is_short(output):

@@ -258,7 +258,10 @@ _BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", 
 
 
 def _set_trees(draft: NodeDraft, features: int) -> list[tuple[int, int]]:
-    """Draw trees with one or two levels of branches; return the tree and the node of each leaf."""
+    """Draw trees with one or two levels of branches.
+
+    Returns: For each leaf, the numbers of its tree and its node.
+    """
     trees, nodes, modes, tests, values = [], [], [], [], []
     branches: list[tuple[int, int]] = []
     leaves: list[tuple[int, int]] = []

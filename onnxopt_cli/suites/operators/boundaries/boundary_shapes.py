@@ -44,8 +44,9 @@ def _truths(draft: NodeDraft, shape: Shape) -> Array:
     """Return Booleans in an irregular order.
 
     For And and Or, a scalar determines the result: it is False for And, and True for Or. A tensor
-    of one element does not affect the result. In other tensors, most elements of the first operand
-    are neutral, so that the result depends on the second operand.
+    with axes but only one element is neutral: it does not affect the result. In larger tensors,
+    most elements of the first operand are neutral, so that the result depends on the second
+    operand.
     """
     is_and = draft.schema.name == "And"
     if not shape:
