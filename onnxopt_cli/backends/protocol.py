@@ -56,8 +56,8 @@ class Prepared:
     """A model that a backend has accepted.
 
     Attributes:
-        run: computes the graph's outputs. The argument has a value for every required input of the
-            graph, in the graph's order. Raises Unsupported if the backend lacks a feature but
+        run: computes the graph's outputs. Its argument has a value for every required input of the
+            graph, in the graph's order. It raises Unsupported if the backend lacks a feature but
             detects this only during the run; any other exception is a failure of the backend.
     """
 

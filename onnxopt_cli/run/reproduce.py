@@ -490,7 +490,7 @@ def _own_limits(
 
 
 def _in_type(call: Call[Array], dtype: np.dtype[Any]) -> Call[Array]:
-    """Return a call in which floats that are more precise than a type are converted to the type."""
+    """Return a call in which floats of types wider than ``dtype`` are converted to ``dtype``."""
 
     def cast(array: Array) -> Array:
         fine = array.dtype.kind == "f" and array.itemsize > dtype.itemsize

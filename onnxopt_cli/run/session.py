@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from onnxopt_cli.workers.cluster.dask_client import Cluster
 
 
-#: The versions on which verdicts depend: those of onnxopt, Python and packages, and the machine.
+#: What verdicts depend on: the versions of onnxopt, Python and packages, and the machine.
 VERSIONS = {
     "onnxopt": __version__,
     "python": platform.python_version(),
@@ -441,7 +441,7 @@ class Session:
             self._writer.require_complete()
 
     def _take(self, log: Log) -> None:
-        """Load a log's results; if it is unfinished, only those of cases run on all backends."""
+        """Load a log's results. In an unfinished log, only cases run on all backends are loaded."""
         started, hostname = log.header.started, log.header.hostname
         self._record = replace(
             self._record, started=started, hostname=hostname, origin=log.header.origin

@@ -23,10 +23,10 @@ TABLES = {
     "MagnitudePrune": examples.MAGNITUDE_PRUNE + examples.THRESHOLDS,
 }
 F4, F8 = np.dtype("float32"), np.dtype("float64")
-#: Examples of mistakes in types and shapes, in which all tensors are scalars. Each example states
-#: the shape of the scalar inputs, the value of integer inputs such as T, the type of other inputs
-#: such as R, the type of the tensors, the number of groups, and the resulting type and shape of the
-#: first output.
+#: Examples of mistakes in types and shapes. All tensors of the examples have rank 0. Each example
+#: states the shape of the scalar inputs, the value of integer inputs such as T, the type of other
+#: inputs such as R, the type of the tensors, the number of groups, and the resulting type and shape
+#: of the first output.
 OF_TYPES = {
     "X_new returned in double for T > 0": [
         ((), 1, F4, F4, 1, (F8, ())), ((), 0, F4, F4, 1, (F4, ())),

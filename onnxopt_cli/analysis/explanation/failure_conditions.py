@@ -62,8 +62,8 @@ DISAGREEMENT_MARGIN = 0.02
 _DIFFERENT_SHARE = 0.01
 #: The number of failing cases that a condition requires if the backend cannot run generated nodes.
 MIN_FAILING_WITHOUT_QUERIES = 4
-# A condition is not informative if more than _MAX_INPUTS_SHARE of all inputs meet it, and if on
-# average more than this share of the elements of an input meet it.
+# A condition is not informative if both of two shares exceed _MAX_INPUTS_SHARE: the share of inputs
+# that meet it, and the average share of the elements of an input that meet it.
 _MAX_INPUTS_SHARE = 0.9
 #: A part of a condition is necessary only if at least MIN_PASSING inputs without this part, but
 #: with the other part, pass.

@@ -354,10 +354,11 @@ def _terms(
     outputs: Sequence[Any],
     places: Sequence[int],
 ) -> tuple[float, bool]:
-    """Return how many input elements affect an output element, and whether a node only multiplies.
+    """Return how many input elements affect an output element, and whether a node is a product.
 
-    A few elements of each input are moved, one at a time, and the output elements that change are
-    counted. An element without an effect, for example because it is multiplied by zero, is ignored.
+    In a product, each input element scales the output elements that it affects. A few elements of
+    each input are moved, one at a time, and the output elements that change are counted. An element
+    without an effect, for example because it is multiplied by zero, is ignored.
     """
     output_size = sum(output.size for output in outputs if is_wide(output))
     most_terms, product = 1.0, True

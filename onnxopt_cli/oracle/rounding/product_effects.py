@@ -180,10 +180,12 @@ def _places_in_kernel(
 def _window(
     at: int, length: int, size: int, _kernel: int, stride: int, dilation: int, padding: int
 ) -> tuple[slice, slice]:
-    """Return the elements of the input that a kernel's element reads, and those of the output.
+    """Return the input elements that a kernel element is multiplied by, along one spatial axis.
+
+    Also return the output elements to which these products are added.
 
     Args:
-        at: the index of the kernel element along a spatial axis.
+        at: the index of the kernel element along the axis.
         length: the length of the input.
         size: the length of the output.
         stride: the stride.
