@@ -289,7 +289,7 @@ def check(
         BackendUnavailable: if the backend does not start.
         TypeError: if an argument is not a case, or not a backend.
     """
-    __tracebackhide__ = True  # Tracebacks of pytest end at the test.
+    __tracebackhide__ = True  # Tracebacks of pytest omit this function.
     (case,), (name,) = _cases([case]), _backends([backend])
     config = RunConfig(
         backends=(name,), execution=execution, judging=judging, expect=_files(expect)

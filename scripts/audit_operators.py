@@ -166,7 +166,8 @@ def row(
         operator: the operator.
         counts: the counts of its mutants in the first suite.
         further_counts: the counts in each other suite.
-        examined: the number of mutants that count as equivalent, but are not.
+        examined: the number of mutants that the audit counts as equivalent, but that
+            docs/equivalent-mutants.md lists as not equivalent.
     """
     cells = (
         operator,

@@ -176,7 +176,7 @@ class Trainer:
     def train_epoch(
         self, state: TrainingState, images: Images, seed: int, constants: Tensors | None = None
     ) -> TrainingState:
-        """Train for one epoch; ``constants`` are the additional inputs that the regime needs."""
+        """Train for one epoch; ``constants`` are the further inputs of the :class:`Regime`."""
         tensors, steps, losses = state.tensors, state.steps, []
         for batch in images.batches(seed, len(state.losses)):
             outputs = self._step.run(self.inputs({**tensors, **(constants or {})}, steps, batch))

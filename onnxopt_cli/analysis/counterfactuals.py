@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 #: Number of failing inputs on which all changes are tried. A change is tried on further failing
-#: inputs if the backend is right after the change in most inputs, or in all but one.
+#: inputs if it makes the backend right on most inputs, or on all but one.
 FIRST_INPUTS = 2
-#: A counterfactual is stated if the backend is right after the change in at least MIN_REPAIRED
-#: failing inputs, and in at least MIN_REPAIRED_SHARE of the inputs in which the change is possible.
-#: The other inputs may show another fault. If changes helped in half of the inputs by chance, nine
-#: of 11 inputs would be right with a probability of 3 %.
+#: A counterfactual is stated if the change makes the backend right on at least MIN_REPAIRED failing
+#: inputs, and on at least MIN_REPAIRED_SHARE of the inputs in which the change is possible. The
+#: other inputs may show another fault. If changes helped in half of the inputs by chance, nine of
+#: 11 inputs would be right with a probability of 3 %.
 MIN_REPAIRED = 9
 MIN_REPAIRED_SHARE = 0.75
 #: Beside a change that helps in all inputs, another change is stated only if it helps in this share
@@ -55,7 +55,7 @@ class Counterfactual:
         aspect: the property that changes.
         text: the property after the change.
         order: the smallest position of the change among the changes of an input.
-        repaired: the indices of the failing inputs for which the backend is right after the change.
+        repaired: the indices of the failing inputs on which the change makes the backend right.
         tried: the number of inputs on which the change was tried.
     """
 
@@ -67,12 +67,12 @@ class Counterfactual:
 
     @property
     def share(self) -> float:
-        """The share of the tried inputs for which the backend is right after the change."""
+        """The share of the tried inputs on which the change makes the backend right."""
         return len(self.repaired) / max(1, self.tried)
 
     @property
     def is_open(self) -> bool:
-        """Whether the backend is right after the change in most inputs, or in all but one."""
+        """Whether the change makes the backend right on most inputs, or on all but one."""
         wrong = self.tried - len(self.repaired)
         return wrong <= max(1, (1 - MIN_REPAIRED_SHARE) * self.tried)
 

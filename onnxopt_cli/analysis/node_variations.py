@@ -70,8 +70,8 @@ _LENGTHS = (1, 2, 3, 4, 5, 7)
 _INSERTED_AXES = (1, 1, 2, 4)
 # The largest magnitude of new values of integer attributes.
 _SMALL_INTEGER = 8
-# The largest decimal exponent of the factor by which a number of a list changes. Products of the
-# number and inputs may become infinite in float32.
+# A number of an attribute that is a list is multiplied by a power of ten with an exponent from
+# -_LIST_EXPONENT to _LIST_EXPONENT. Products of this number and inputs may be infinite in float32.
 _LIST_EXPONENT = 38
 # The number of binary digits of float32.
 _FLOAT32_BITS = 24

@@ -200,7 +200,7 @@ _NAMES_CODE = re.compile(
 )
 # Options that `named_code` handles itself, or that cannot contain a path.
 _NO_PATHS = frozenset({"python", "unsupported"})
-# The environment of an interpreter, relative to the interpreter's prefix.
+# The folders of installed packages, relative to the interpreter's prefix.
 _SITE_PACKAGES = ("lib*/py*/site-packages", "Lib/site-packages")
 _MAX_ENTRIES = 20_000
 

@@ -49,9 +49,9 @@ _FAILURES_FILE = "last-failures.json"
 _MAX_FILE_BYTES = 4 << 20
 # The hint about an unknown tag or operator lists at most this number of existing ones.
 _MAX_SHOWN_NAMES = 8
-# The file of the last failures keeps this number of folders: the most recently used.
+# Number of most recently used folders whose failures the file keeps.
 _MAX_FOLDERS = 20
-# For each folder, the file keeps this number of backends: the most recently used.
+# For each folder, number of most recently used backends whose failures the file keeps.
 _MAX_BACKENDS = 10
 
 #: For each backend, the ids of the cases that failed in their last run.

@@ -51,7 +51,7 @@ class Arithmetic:
     fused: bool = False
 
     def operate(self, function: Operation, operands: Sequence[Any]) -> Machine:
-        """Perform an operation on machine operands and plain numbers."""
+        """Perform an operation on operands, each a :class:`Machine` or a plain number."""
         values = [self.finish(_value(operand)) for operand in operands]
         if function is np.where and np.ndim(values[0]) == 0 and _are_numbers(values[1:]):
             # Do not call np.where, because it would convert the chosen plain number to an array.

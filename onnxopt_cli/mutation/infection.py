@@ -32,9 +32,9 @@ _CHANGING = frozenset({
     "put", "remove", "resize", "reverse", "setattr", "setdefault", "setflags", "shuffle", "sort",
     "update",
 })  # fmt: skip
-# Reference count that a list has during the comparison if no variable refers to it.
+# Reference count of a list in _is_shared() if only the comparison refers to the list.
 _LIST_REFERENCES = 4
-# Reference count that an array has during the comparison if no variable refers to it.
+# Reference count of an array in _is_shared() if only the comparison refers to the array.
 _ARRAY_REFERENCES = 5
 
 

@@ -355,7 +355,7 @@ def _largest_ratio(elements: int) -> float:
 
 
 def _is_suitable(operand: Array, dtype: np.dtype[Any]) -> bool:
-    """Return whether an operand is integer, or has both the output's type and random digits."""
+    """Return whether an operand is integer, or of the output's type with random-looking digits."""
     if operand.dtype.kind in "iu":
         return True
     return operand.dtype == dtype and (operand.ndim < 1 or _has_random_digits(operand))

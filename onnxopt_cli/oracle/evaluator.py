@@ -538,7 +538,8 @@ def _without_initializers(
 
     Args:
         model: the model.
-        like: another reference model for the same model, or None.
+        like: an instance for the same model, or None. If the new model is in double and that of
+            ``like`` is not, that of ``like`` is converted.
         arrays: the names of the initializers, and of the values of nodes that need not run.
         wide: whether to return a model in double.
     """

@@ -86,7 +86,7 @@ class _CasesAtClient:
 
 
 def sent_case(tree: Path, memory: int, case_id: str, path: str) -> Case | None:
-    """Return the case with an id; None if the case does not exist.
+    """Return the case that has the given id; None if no such case exists.
 
     Args:
         tree: the folder with the case files that the client has sent.

@@ -621,7 +621,7 @@ def _dependence(
     restarted: _Restarted,
     culprits: list[Case],
 ) -> str:
-    """Return a text that names the earlier case without which a case has another outcome.
+    """Return a text that names the earlier case on which the outcome of a case depends.
 
     Args:
         before: the cases that ran before the case.

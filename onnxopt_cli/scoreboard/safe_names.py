@@ -8,8 +8,8 @@ from hashlib import blake2b
 _MAX_CHARS = 80
 _UNSAFE = re.compile(r"[^a-z0-9._]+")
 _PLAIN_ANCHOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,200}")
-# Matches a digest at the end of a text. Names may end in a digest, so such a text could be equal to
-# the name of another text.
+# Matches a digest at the end of a text. A text that ends in a digest gets a second digest, because
+# the text could equal the name of another text.
 _DIGESTED = re.compile(r"-[0-9a-f]{8}$")
 # Matches names that Windows does not accept for files, even with a suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")

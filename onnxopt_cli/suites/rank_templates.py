@@ -108,7 +108,7 @@ def whole_rank_templates(author: Author) -> Iterator[CaseTemplate]:
         ranks = {name: tuple(shares) if name in author.each else shares[0]}
         yield author.explicit_template(
             f"{name}_whole_ranks_{length}{'_' * bool(word)}{word}",
-            f"{name} at and next to integer ranks of {length} elements: detects a wrong rank.",
+            f"{name} at and next to integer ranks among {length} elements: detects a wrong rank.",
             inputs,
             {**author.ordinary, **author.settings[0], **ranks},
         )

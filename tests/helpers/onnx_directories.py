@@ -24,7 +24,8 @@ def identity(inputs, initializers=()):
 
     Args:
         inputs: the types of the inputs by name.
-        initializers: initializers of the graph; inputs with their names have no output.
+        initializers: initializers of the graph. An input with the name of an initializer has no
+            output.
     """
     names = [name for name in inputs if name not in {tensor.name for tensor in initializers}]
     return helper.make_model(

@@ -1,4 +1,4 @@
-"""Identities without relative accuracy: results pass with a note if only rounding errors differ."""
+"""Identities without relative accuracy: results pass with a note if their errors are roundings."""
 
 from __future__ import annotations
 

@@ -307,9 +307,13 @@ def meeting_columns(
 def meeting_elements(
     paths: Sequence[tuple[Condition, ...]], columns: Array
 ) -> Iterator[tuple[tuple[Condition, ...], Array]]:
-    """For each path, yield its conditions and a mask of the table columns that meet all of them.
+    """For each path, yield its conditions and a mask of the elements that meet all of them.
 
     A condition that several paths share is evaluated only once.
+
+    Args:
+        paths: the conditions of each path.
+        columns: the values of the features, with one column for each element.
     """
     parts = list({id(part): part for conditions in paths for part in conditions}.values())
     holds = dict(zip(map(id, parts), meeting_columns(parts, columns), strict=True))

@@ -569,7 +569,7 @@ def _equal(first: Array, second: Array) -> Array:
 
 
 def is_varied(right: Array) -> bool:
-    """Return whether a wrong order of the right elements is unlikely to be a coincidence."""
+    """Return whether an output has enough different elements to show a wrong order."""
     return _is_numeric(right) and np.unique(right).size > _MIN_DISTINCT
 
 

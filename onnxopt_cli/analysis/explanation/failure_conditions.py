@@ -272,7 +272,7 @@ class _Search(ConditionQueries):
         for place in (0, 1):
             samples = [each for each in self._samples if place in self._lacking(conditions, each)]
             outcomes = Counter(each.failed for each in samples)
-            # Few inputs may meet only one condition, so copies of such inputs are drawn.
+            # Copies of the samples are drawn, because there may be too few samples.
             for candidate in self._drawn(MAX_DRAWN_TO_PROVE, samples) if self._submit else ():
                 if outcomes[False] >= MIN_PASSING:
                     break

@@ -37,8 +37,8 @@ IGNORED = " ignored"
 #: A mistake that changes the default of an attribute or input has a name with this ending.
 CHANGED = " changed"
 PROBES = (IGNORED, CHANGED)
-#: A limit lies between the number of a right node and the nearest number of a wrong node. If the
-#: relative difference between the two numbers is at most NARROW_GAP, the limit counts as known.
+#: The limit of an interval lies between the nearest numbers of a right node and of a wrong node. If
+#: the relative difference between these numbers is at most NARROW_GAP, the limit counts as known.
 NARROW_GAP = 0.01
 # Smallest number of wrong nodes within the limits of a condition.
 _MIN_INSIDE = 3

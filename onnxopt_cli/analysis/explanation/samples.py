@@ -148,7 +148,8 @@ def sample(
         replaced = np.stack([replace(new, old) for replace in _REPLACEMENTS.values()])
         shows = judged.wrong(replaced)
         finite = np.isfinite(new)
-        # A fault may return 0 by multiplying by 0. For NaN and infinity, the product is not 0.
+        # A fault that returns 0 may multiply the right value by 0. If the right value is NaN or
+        # infinite, the product is NaN instead of 0.
         shows[0] &= finite
         single, everywhere = _single(judged), np.ones(finite.shape, bool)
         classes = np.stack([~finite, shows[0] & shows[1], shows[0], finite, everywhere])

@@ -266,7 +266,7 @@ def adapter_source(specification: Specification) -> str:
     """Return the path of an adapter's file; the path of a user's file is returned as written.
 
     Raises:
-        UsageError: if the adapter does not exist.
+        UsageError: if no adapter of onnxopt has the name.
     """
     name = specification.adapter
     if is_path(name):
@@ -296,9 +296,9 @@ def read_adapter(specification: Specification) -> Adapter:
     """Read the adapter that a specification names.
 
     Raises:
-        UsageError: if the adapter does not exist, or its file, its lock or the version is
-            malformed.
-        BackendUnavailable: if the file does not exist or cannot be read.
+        UsageError: if no adapter of onnxopt has the name, or if the adapter's file, its lock or the
+            version is malformed.
+        BackendUnavailable: if a user's file does not exist, or a file cannot be read.
     """
     path = Path(adapter_source(specification))
     text = _read(specification, path)

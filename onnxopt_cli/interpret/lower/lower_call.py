@@ -4,9 +4,9 @@ If the formula calls a NumPy function with a symbol, NumPy's dispatch passes the
 The vocabulary defines the ONNX node for each NumPy function.
 
 Types combine as in NumPy, with one additional rule. Integers, booleans and constants are *weak*. An
-expression is weak if all its operands are weak. Weak operands are computed in double. If they are
-combined with another operand, they are rounded to its type. Thus ``1 - beta**T`` is computed in
-double, but its product with a float32 tensor is float32.
+expression is weak if all its operands are weak. A weak expression is computed in double. In an
+operation with an operand that is not weak, it is rounded to the type of this operand. Thus
+``1 - beta**T`` is computed in double, but its product with a float32 tensor is float32.
 """
 
 from __future__ import annotations

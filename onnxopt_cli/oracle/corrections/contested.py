@@ -110,10 +110,10 @@ def second_readings(names: Sequence[str]) -> list[tuple[Any, str, Any]]:
 
 
 def _bound(second: Callable[..., Any], first: Any) -> Callable[..., Any]:
-    """Return ``second`` with ``first`` as its first argument, as a function or method.
+    """Return a function that passes ``first`` and its own arguments to ``second``.
 
-    ``functools.partial`` does not work for methods, because Python does not bind a partial object
-    to the instances of a class.
+    The function may become a method of a class. ``functools.partial`` would not work as a method,
+    because Python does not bind a partial object to the instances of a class.
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ def _has_negative_alpha(attributes: Mapping[str, Any], _inputs: Sequence[Any], _
 
 
 def _scaled_elu(_first: Any, x: Array, alpha: float = 1.0) -> Array:
-    """Multiply Elu of x / alpha by alpha. Elu returns operands that are not negative unchanged."""
+    """Return alpha Elu(x / alpha), where Elu(v) is v for v >= 0, and exp(v) - 1 for v < 0."""
     scaled = x / alpha
     return np.asarray(alpha * np.where(scaled >= 0, scaled, np.expm1(scaled)))
 

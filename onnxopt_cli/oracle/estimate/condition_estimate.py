@@ -549,7 +549,8 @@ def _beyond_integers(
         model: a model that interpolates between integers.
         inputs: its inputs.
         toward: the rounding function, ``np.floor`` or ``np.ceil``.
-        away: the sign of an error that moves a number across an integer in the rounding direction.
+        away: -1 for ``np.floor``, 1 for ``np.ceil``: the sign of the errors that are added to the
+            interpolated numbers before they are rounded.
     """
     is_rounded = False
 

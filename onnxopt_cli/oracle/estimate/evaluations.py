@@ -378,10 +378,12 @@ def _sequential_algorithms(
 ) -> dict[str, Callable[[], AbstractContextManager[None]]]:
     """Return algorithms that add sequentially, by name.
 
-    Each value returns a context manager that replaces the sums of NumPy.
+    An algorithm is a function that returns a context manager. In the ``with`` block, the algorithm
+    computes the sums of NumPy.
 
     Args:
-        operators: the operators of the nodes with long sums; no algorithm is returned for none.
+        operators: the operators of the nodes with long sums. If there are none, no algorithms are
+            returned.
         short_products: whether products whose sums are short are computed sequentially.
     """
     if not operators:

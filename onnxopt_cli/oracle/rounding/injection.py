@@ -106,13 +106,14 @@ _DOUBLE_STEP = 2.0**27
 # reformulations, the errors of these statistics are below 4 roundings.
 _STATISTICS_SHARE = 1 / 2
 # A coordinate is computed in at most 6 steps. The interpolation between two terms takes at most 8
-# steps along each axis. The tolerance of 16 units is 8 roundings.
+# steps along each axis. The tolerance is 16 units of half a rounding, that is, 8 roundings.
 _COORDINATES_SHARE = 1 / 2
-# The error of a gate is relative to the range of its activation function. The tolerance of 16 units
-# is 4 roundings.
+# The error of a gate is relative to the range of its activation function. The tolerance is 16 units
+# of a quarter of a rounding, that is, 4 roundings.
 _GATES_SHARE = 1 / 4
 # The logarithm of a sum of exponentials is added to the largest operand, and the size of this
-# operand determines the size of the rounding. The tolerance of 16 units is 4 roundings.
+# operand determines the size of the rounding. The tolerance is 16 units of a quarter of a rounding,
+# that is, 4 roundings.
 _LARGEST_SHARE = 1 / 4
 # The inputs and outputs of exact nodes are kept up to this total number of elements. The number is
 # limited, because a loop may have many iterations.

@@ -62,7 +62,7 @@ _WEIGHT_SHARE = 3 / 8
 # A coordinate of RoiAlign is (1 - t) a + t b, where a and b are the edges of a region. The error of
 # the coordinate is at most 8 roundings. The edges are scaled and shifted, which contributes 2 (1 -
 # t) + 2 t. The distance between the edges is computed and divided, which contributes 3 t. The
-# additions contribute 3. A tolerance of 16 units is 8 roundings.
+# additions contribute 3. The tolerance is 16 units of half a rounding, that is, 8 roundings.
 _REGION_SHARE = 1 / 2
 
 # The modules of onnx's reference that implement the operators of trees.
@@ -71,7 +71,7 @@ _TREE_MODULES = {
     "TreeEnsembleClassifier": "op_tree_ensemble_classifier",
     "TreeEnsembleRegressor": "op_tree_ensemble_regressor",
 }
-# The names of attributes with weights of trees begin with these texts.
+# The names of the attributes that contain weights of trees begin with these texts.
 _BASE = "base_values"
 _WEIGHTS = (_BASE, "class_weights", "leaf_weights", "target_weights")
 # Values of aggregate_function that select a single weight. In TreeEnsemble, the attribute is a

@@ -342,7 +342,7 @@ def _generic(array: Array, place: int, scale: float) -> Array:
     """Return the elements of an operand, multiplied by a scale and by distinct factors near 1."""
     steps = (np.arange(array.size) * _GOLDEN_RATIO + 0.37 * place) % 1.0
     factors = (scale * (1.01 + 0.3 * steps)).reshape(array.shape)
-    # If the operand were zero, the product would remain zero.
+    # A factor would not change a zero, so zeros are replaced.
     moved: Array = np.where(array == 0, 0.013 * factors, array * factors)
     return moved
 

@@ -236,10 +236,10 @@ def _errors_of_merged_recurrences(
 
     The j-th term x moves the mean by (x - m) / j. If this is less than h, the update is lost. An
     outlier at the distance D moves the mean by D / j. Later terms move the mean back by D / j^2,
-    which is lost from j = sqrt(D / h) on. Terms at the average distance move the mean at random,
-    until their updates are lost from j = a / h on. The error of the mean is therefore at most
-    D / max(sqrt(D / h), a / h), and it occurs if the row has more than a / h terms. The error of
-    the variance is the square of the error of the mean.
+    which is lost from j = sqrt(D / h) on. Terms at the average distance move the mean up or down at
+    random. From j = a / h on, these updates are also lost. The error of the mean is therefore at
+    most D / max(sqrt(D / h), a / h), and it occurs if the row has more than a / h terms. The error
+    of the variance is the square of the error of the mean.
 
     A single sequential recurrence shows these errors only if steps and outliers are at certain
     places. If lanes or blocks have separate recurrences, and their statistics are merged, the

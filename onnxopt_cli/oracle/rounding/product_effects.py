@@ -15,8 +15,8 @@ import numpy as np
 from onnxopt_cli.core.values import Array
 from onnxopt_cli.oracle.rounding.scales import along, paddings
 
-# A rounding of double cannot absorb a product that exceeds this share of a bound of all partial
-# sums. The share is 2^12 roundings.
+# A product is too large to be absorbed by a rounding in double if it exceeds this share of an upper
+# bound on the partial sums. The share is 2^12 machine epsilons of double.
 _VISIBLE_SHARE = 2.0**-40
 _MATRIX_RANK = 2
 # The index of the operand that is added to the products.

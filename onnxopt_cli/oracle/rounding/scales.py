@@ -47,8 +47,8 @@ _LARGEST_DIVISOR = 40
 # so that a tolerance of 16 units is two roundings of the largest element.
 _ANGLE_ERROR = 2 / 16
 # Winograd's interpolation points, except infinity. F(m, r) computes m outputs of a kernel of length
-# r. The first points are those of F(4, 3) and F(2, 5), whose tiles have 6 elements. The second
-# points are those of F(6, 3) and F(4, 5), whose tiles have 8 elements.
+# r. The first tuple contains the points of F(4, 3) and F(2, 5), whose tiles have 6 elements. The
+# second tuple contains the points of F(6, 3) and F(4, 5), whose tiles have 8 elements.
 _HALF = Fraction(1, 2)
 _POINTS = ((0, 1, -1, 2, -2), (0, 1, -1, 2, -2, _HALF, -_HALF))
 _LARGEST_KERNEL = 7
@@ -225,7 +225,7 @@ def determinant_scale(_node: Any, inputs: Sequence[Any], _output: Array) -> Arra
 
 
 def _lengths(size: Array, axis: int) -> Array:
-    """Return the lengths of rows or columns; a length of 0 becomes the largest length."""
+    """Return the Euclidean lengths of rows or columns, with the largest length in place of 0."""
     lengths = np.sqrt(np.sum(size * size, axis=axis, keepdims=True))
     return np.where(lengths == 0, lengths.max(axis=(-1, -2), keepdims=True), lengths)
 

@@ -29,8 +29,9 @@ _STAGED = frozenset(
 )
 #: Operators that add tensors one after the other. Each partial sum may have the model's own type.
 CHAINED = frozenset({"Mean", "Sum"})
-#: Operators that add C or a bias to a product, which may be rounded to the model's own type before.
-#: ``ADDEND`` is the index of C and of the bias among the operands.
+#: Operators that add C or a bias to a product. An implementation may round the product to the
+#: model's own type before the addition. ``ADDEND`` is the index of C and of the bias among the
+#: operands.
 WITH_ADDEND, ADDEND = frozenset({"Conv", "ConvTranspose", "Gemm"}), 2
 #: Operators whose published bodies round the exponents to the model's own type. In these bodies, no
 #: terms cancel.

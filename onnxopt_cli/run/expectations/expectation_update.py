@@ -76,8 +76,8 @@ def update_expectations(
     - A stale or duplicate entry is removed.
     - An expired entry loses its date if it is still needed, and is removed otherwise.
     - An entry that contradicts the results is removed, or gets another outcome.
-    - Unexpected results without an entry get one new entry for each cause. Of the cases of the
-      run's targets, the globs of a new entry match only those with this cause.
+    - Unexpected results without an entry get one new entry for each cause. Its globs match the
+      cases with this cause, and no other case of the run's targets.
 
     Args:
         path: the file to update. If the file exists, it is the last one of the expectations.

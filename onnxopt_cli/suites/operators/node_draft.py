@@ -41,7 +41,7 @@ NUMBERS = (
 )
 ANY = (*NUMBERS, "bool", STRING)
 _MAX_DIMENSION = 4
-# In a tensor with a style from _EXCEPTIONS, one in this number of elements is exceptional.
+# In a tensor with a style from _EXCEPTIONS, one in _EXCEPTIONAL_PERIOD elements is exceptional.
 _EXCEPTIONAL_PERIOD = 8
 _EXCEPTIONS = {
     "exceptional": (np.nan, np.inf, -np.inf),
