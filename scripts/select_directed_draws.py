@@ -480,7 +480,7 @@ def shows_type(
     name: str,
     at: Sequence[Callable[[GeneratedNode, Problem], set[str]]],
 ) -> bool:
-    """Return whether a parameter of a node has an element type."""
+    """Return whether at least one parameter of a node has the element type ``name``."""
     return any(name in types_of(node, problem) for types_of in at)
 
 

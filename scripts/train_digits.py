@@ -65,8 +65,8 @@ Tensors = Mapping[str, Array]
 class Settings:
     """The size of a run: numbers of epochs, percentages of pruned weights, and seeds.
 
-    After one-shot pruning, the network is finetuned for the total number of epochs of ADMM and its
-    finetuning.
+    One-shot pruning is followed by as many epochs of finetuning as the ADMM phase and the
+    finetuning after ADMM have together.
     """
 
     dense: int

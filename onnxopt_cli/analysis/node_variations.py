@@ -591,7 +591,7 @@ def _declared(info: onnx.ValueInfoProto, value: Value) -> onnx.ValueInfoProto:
     """Return the declaration of an output with the type and shape of a value.
 
     Args:
-        info: the declaration of the output in the node from which the node was derived.
+        info: the declaration of the output before the node was varied.
         value: the value of the output.
 
     Raises:

@@ -350,7 +350,7 @@ class _Site:
         )
 
     def _cases_by_outcome(self, cases: Sequence[str]) -> list[tuple[list[OutcomeOn], list[str]]]:
-        """Group the cases that have the same outcome on each backend."""
+        """Group cases by their outcomes: the cases of a group agree on every backend."""
         groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
         for case in cases:
             outcomes = tuple(self._outcome(column, case) for column in self._scores.columns)
@@ -481,7 +481,7 @@ def _content(about: str, results: Iterable[Result]) -> str:
     """Return the operators, attributes and inputs of a case, as the first result states them.
 
     Args:
-        about: the description of the case; its statements are not repeated.
+        about: the description of the case. The result leaves out parts that the description states.
         results: the results of the case.
     """
     content = next((result.content for result in results if result.content), None)

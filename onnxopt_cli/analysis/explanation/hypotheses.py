@@ -295,7 +295,7 @@ def _separate_mistakes(
 
 
 def _acts_alone(name: str, other: str, effects: Iterable[Mapping[str, Effect]]) -> bool:
-    """Return whether a mistake reproduces a failure of a node on which another has no effect."""
+    """Return whether ``name`` reproduces the failure of a node on which ``other`` has no effect."""
     return any(
         of_node.get(name) is Effect.ALIKE and of_node.get(other) is Effect.NONE
         for of_node in effects

@@ -43,10 +43,10 @@ def supports_change(alike: int, unlike: int) -> bool:
     """Return whether enough new inputs support the claim that a backend computes a changed formula.
 
     Args:
-        alike: number of inputs for which the changed formula is wrong and the backend returns its
-            outputs.
+        alike: number of inputs for which the changed formula is wrong and the backend returns the
+            same outputs as the changed formula.
         unlike: number of inputs for which the changed formula is wrong and the backend returns
-            other outputs.
+            different outputs.
     """
     return unlike < len(_MIN_ALIKE) and alike + unlike >= _MIN_ALIKE[unlike]
 

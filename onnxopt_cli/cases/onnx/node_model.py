@@ -80,7 +80,8 @@ class Wiring:
         """Apply the wiring to a model of one node.
 
         Args:
-            model: a model whose graph has the operator's names; it is modified and returned.
+            model: a model whose graph names its inputs and outputs as the operator does. The model
+                is modified and returned.
             inputs: the inputs of the node.
         """
         graph = model.graph

@@ -238,8 +238,8 @@ def _errors_of_merged_recurrences(
     outlier at the distance D moves the mean by D / j. Later terms move the mean back by D / j^2,
     which is lost from j = sqrt(D / h) on. Terms at the average distance move the mean up or down at
     random. From j = a / h on, these updates are also lost. The error of the mean is therefore at
-    most D / max(sqrt(D / h), a / h), and it occurs if the row has more than a / h terms. The error
-    of the variance is the square of the error of the mean.
+    most D / max(sqrt(D / h), a / h). Such an error occurs only in rows of more than a / h terms.
+    The error of the variance is the square of the error of the mean.
 
     A single sequential recurrence shows these errors only if steps and outliers are at certain
     places. If lanes or blocks have separate recurrences, and their statistics are merged, the

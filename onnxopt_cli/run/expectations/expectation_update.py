@@ -80,7 +80,8 @@ def update_expectations(
       cases with this cause, and no other case of the run's targets.
 
     Args:
-        path: the file to update. If the file exists, it is the last one of the expectations.
+        path: the file to update. If it exists, it is the last file from which ``expectations`` was
+            read.
         expectations: the expectations of the run.
         record: the run.
         ids: ids of all cases of the run's targets.

@@ -379,8 +379,8 @@ def _many_operands() -> Iterator[tuple[str, str, Generator]]:
 def _results() -> Iterator[tuple[str, str, Generator]]:
     """Yield special elements and shapes for which some implementations return wrong results.
 
-    Examples are zeros of both signs, repeated elements, empty sequences, six axes, and thresholds
-    of doubles.
+    Examples are zeros of both signs, repeated elements, empty sequences, tensors with six axes, and
+    doubles next to a threshold.
     """
     zeros = np.array([[0.0, -0.0, _NAN], [1e-30, _INF, -_INF]], np.float32)
     yield "NonZero", "exceptional", fixed_node(zeros)
