@@ -104,7 +104,7 @@ def suites() -> dict[str, Suite]:
     about = "cases across the input space that wrong implementations fail"
     return {
         "spec": Suite("the examples of the operators' documentation", published, "1"),
-        **{suite: Suite(about, partial(_of_suite, suite), "15") for suite in conformance_suites()},
+        **{suite: Suite(about, partial(_of_suite, suite), "16") for suite in conformance_suites()},
         "trajectories": Suite("many steps, in which errors accumulate", trajectories, "1"),
         "pairwise": Suite("pairs of dimensions of the input space", _all_pairwise, "7"),
         "large": Suite("tensor sizes around those of large blocks", _all_large, "5"),

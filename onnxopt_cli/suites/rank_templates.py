@@ -68,6 +68,15 @@ def rank_templates(author: Author) -> Iterator[CaseTemplate]:
         tensors = zero | {author.first: np.array(values, float)}
         yield author.template(f"{name}_{word}", about, changed=changed, tensors=tensors)
     for name in author.limits:
+        about = "Rows of different magnitudes: detects a rank within a row or four elements."
+        rows = dict.fromkeys(author.operator.tensors, np.zeros((2, 4))) | {
+            author.first: np.array([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
+        }
+        changed = {name: author.within(name, 0.5)}
+        yield author.template(
+            f"{name}_rows_of_four", about, changed=changed, tensors=rows, shapes=((2, 4),)
+        )
+    for name in author.limits:
         about = "Equal doubles at a fractional rank: detects weights that do not add up to 1."
         equal = dict.fromkeys(author.operator.tensors, np.zeros(4)) | {
             author.first: np.full(4, 0.1)

@@ -68,6 +68,13 @@ def test_each_dimension_is_tested_where_it_affects_the_result(operator, tested_d
     assert tested_dimensions[operator] >= expected
 
 
+def test_a_percentage_is_not_of_each_row():
+    cases = {case.id: case for case in collect(["pruning"]).cases}
+    content = cases["pruning/magnitudeprune/percent_rows_of_four"].load()
+    _, mask = evaluate(sole_call(content.model, content.inputs))
+    assert mask.mean(axis=1).tolist() == [0, 1]
+
+
 def test_state_under_a_root_is_not_negative_in_first_step_cases():
     made = operator_of(lambda T, X, Y: (X - np.sqrt((1 - 1 / T) * Y + X * X),), 1)
     assert nonnegative_tensors(made) == ("Y",)

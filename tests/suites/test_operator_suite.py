@@ -307,6 +307,30 @@ def test_an_extreme_element_beside_missing_numbers_is_missing(operator):
     assert np.isnan(result).ravel().tolist() == [False] + [True] * 12
 
 
+@pytest.mark.parametrize(
+    "operator", [operator for operator in OPERATORS if "zero_slice" in boundaries(operator)]
+)
+def test_one_of_several_rows_is_zero(operator):
+    rows = draw_boundary(operator, "zero_slice").values[0].reshape(3, 3)
+    assert rows.any(axis=1).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("target", ["int8", "uint8", "int16", "uint16"])
+def test_fractions_are_not_truncated(dtype, target):
+    node = draw_boundary("QuantizeLinear", f"fractions_{dtype}_{target}")
+    (x, scale, zero), (result,) = node.values, outputs(node)
+    truncated = np.trunc(x.astype(float) / float(scale)) + int(zero)
+    assert (result != truncated).sum() == 5
+
+
+def test_the_product_of_an_exponent_must_not_be_rounded_to_float16():
+    node = draw_boundary("Exp", "large_float16")
+    (x,), (result,) = node.values, outputs(node)
+    product = (x * np.log2(np.e)).astype(np.float16).astype(float)
+    assert np.all(abs(2**product / result - 1) > 3 * 2.0**-11)
+
+
 def test_doubles_rounded_to_float32_change_the_result():
     unchanged = []
     for operator in OPERATORS:

@@ -109,6 +109,8 @@ def _saturation() -> Iterator[tuple[str, str, Generator]]:
     for mode in ("up", "down", "nearest"):
         to = helper.np_dtype_to_tensor_dtype(scales)
         yield "Cast", f"rounded_{mode}", fixed_node(powers, to=to, round_mode=mode)
+        like = fixed_node(powers, np.ones(1, np.float32).astype(scales), round_mode=mode)
+        yield "CastLike", f"rounded_{mode}", like
 
 
 def _transformed_trees(draft: NodeDraft, *, transform: int) -> None:
@@ -419,3 +421,12 @@ def _zeros() -> Iterator[tuple[str, str, Generator]]:
     scales = np.array([1, 1, 1.5, 2], np.float32)
     resized = fixed_node(distinct(1, 1, 4, 3), None, scales, mode="cubic", cubic_coeff_a=0.0)
     yield "Resize", "cubic_coefficient_set_to_zero", resized
+    cube = distinct(2, 3, 4)
+    yield "Shape", "end_set_to_zero", fixed_node(cube, end=0)
+    yield "Shape", "end_set_to_zero_before_start", fixed_node(cube, start=-2, end=0)
+    table = distinct(2, 3)
+    yield "RMSNormalization", "axis_set_to_zero", fixed_node(table, table[::-1] / 2, axis=0)
+    heads = [distinct(1, 1, 3, 2) + shift for shift in (0, 1, 2)]
+    yield "Attention", "scale_set_to_zero", fixed_node(*heads, scale=0.0)
+    yield "Constant", "integer_zero", fixed_node(value_int=0)
+    yield "Constant", "float_zero", fixed_node(value_float=0.0)

@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from onnxopt_cli.core.values import DTYPES, Array
 from onnxopt_cli.suites.operators.boundaries.fixed_nodes import (
+    REDUCTIONS,
     Generator,
     distinct,
     distinct_bytes,
@@ -37,6 +38,7 @@ def boundary_elements() -> Iterator[tuple[str, str, Generator]]:
     yield from _precise()
     yield from _probabilities()
     yield from _missing()
+    yield from _zero_slices()
 
 
 def _floats(*values: Any) -> Array:
@@ -152,6 +154,9 @@ def _arguments() -> Iterator[tuple[str, str, Generator]]:
     weights = _floats([_NAN, 1.0], [2.0, 3.0])
     sums = fixed_node(distinct(2, 2), weights, _floats([0.5, _INF], [0.25, -1.0]))
     yield "Gemm", "exceptional_operands", sums
+    square, missing = distinct(2, 2), _floats([1.0, _NAN], [2.0, -1.0])
+    yield "Gemm", "missing_bias_times_zero", fixed_node(square, square, missing, beta=0.0)
+    yield "Gemm", "missing_product_times_zero", fixed_node(missing, square, square, alpha=0.0)
 
 
 def _parameters() -> Iterator[tuple[str, str, Generator]]:
@@ -276,3 +281,21 @@ def _missing() -> Iterator[tuple[str, str, Generator]]:
         yield operator, "three_missing", fixed_node(vector, int64s(0))
     yield "GlobalMaxPool", "missing_numbers", fixed_node(rows[None])
     yield "MaxPool", "missing_numbers", fixed_node(rows[None], kernel_shape=[count])
+
+
+def _zero_slices() -> Iterator[tuple[str, str, Generator]]:
+    """Yield slices of which all elements are zero, beside other slices.
+
+    A norm that is scaled by the largest magnitude of a slice divides zero by zero.
+    """
+    stem = "zero_slice"
+    rows = _floats([0.0, 0.0, 0.0], [3.0, 1.0, 4.0], [0.5, 2.0, 0.25])
+    for name in REDUCTIONS:
+        yield f"Reduce{name}", stem, fixed_node(rows, int64s(1))
+    yield "LpPool", stem, fixed_node(rows[None], kernel_shape=[3])
+    yield "GlobalLpPool", stem, fixed_node(rows[None])
+    scale, bias = _floats(0.5, -2.0, 1.5), _floats(1.0, 0.25, -3.0)
+    yield "LayerNormalization", stem, fixed_node(rows, scale, bias)
+    yield "RMSNormalization", stem, fixed_node(rows, scale)
+    yield "InstanceNormalization", stem, fixed_node(rows[None], scale, bias)
+    yield "GroupNormalization", stem, fixed_node(rows[None], scale, bias, num_groups=3)

@@ -191,7 +191,6 @@ def _long_rows() -> Iterator[tuple[str, str, Generator]]:
     for p in (1, 3):
         yield "LpPool", f"{stem}_{p}", fixed_node(beside_zeros[None], kernel_shape=[20], p=p)
         yield "GlobalLpPool", f"{stem}_{p}", fixed_node(beside_zeros[None], p=p)
-    yield "ReduceL2", f"{stem}_beside_zeros", fixed_node(beside_zeros, int64s(1))
     backward: dict[str, Any] = {"exclusive": 1, "reverse": 1}
     yield "CumSum", f"{stem}_backward", fixed_node(x, np.array(1), **backward)
     factors = np.abs(x) / 8 + np.float32(0.75)
@@ -297,5 +296,6 @@ def _growing_parts() -> Iterator[tuple[str, str, Generator]]:
     yield "FeatureVectorizer", f"{stem}_vectors", rows
     joined = fixed_node(*columns, inputdimensions=[1, 3, 2])
     yield "FeatureVectorizer", f"{stem}_columns", joined
+    yield "FeatureVectorizer", f"{stem}_columns_without_lengths", fixed_node(*columns)
     row = distinct(7)
     yield "Split", stem, fixed_node(row, int64s(1, 2, 4), outputs=3)

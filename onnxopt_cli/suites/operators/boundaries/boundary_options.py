@@ -217,6 +217,9 @@ def _two_labels(splits: dict[str, Any]) -> Iterator[tuple[str, str, Generator]]:
     }
     x = np.array([[-5.0], [3.0]], np.float32)
     yield "TreeEnsembleClassifier", "two_labels", fixed_node(x, outputs=2, **splits, **leaves)
+    del leaves["classlabels_int64s"]
+    texts = fixed_node(x, outputs=2, classlabels_strings=["no", "yes"], **splits, **leaves)
+    yield "TreeEnsembleClassifier", "two_texts", texts
 
 
 def _machines() -> Iterator[tuple[str, str, Generator]]:

@@ -174,6 +174,7 @@ def boundary_types() -> Iterator[tuple[str, str, Generator]]:
         for operator in (*_CHOICES, "Add"):
             yield operator, f"precise_{dtype}", partial(_chosen, dtype=dtype)
     yield from _computed()
+    yield from _fractions()
     yield from _parameters()
     yield from _thresholds()
     yield from _extreme_trees()
@@ -236,6 +237,22 @@ def _computed() -> Iterator[tuple[str, str, Generator]]:
     yield "Attention", "precise_float64", attention
     integers = np.array(_PRECISE["int64"])[:4].reshape(1, 4, 1, 1)
     yield "DepthToSpace", "precise_int64", fixed_node(integers, blocksize=2)
+
+
+def _fractions() -> Iterator[tuple[str, str, Generator]]:
+    """Yield 16-bit numbers with fractions, and exponentials next to the limit of float16."""
+    numbers = np.array([2.6, -2.6, 0.4, 7.8, -11.7, 3.5])
+    for dtype in ("float16", "bfloat16"):
+        halves = numbers.astype(DTYPES[dtype])
+        scale = np.array(1, DTYPES[dtype])
+        for target in ("int8", "uint8", "int16", "uint16"):
+            zero = np.array(100, DTYPES[target])
+            stem = f"fractions_{dtype}_{target}"
+            yield "QuantizeLinear", stem, fixed_node(halves, scale, zero)
+    # In float16, the product of each element and log2(e) is rounded by almost half a unit.
+    arguments = np.array([9.6953125, -8.6953125, 10.1], np.float16)
+    for operator in ("Exp", "Sinh", "Cosh"):
+        yield operator, "large_float16", fixed_node(arguments)
 
 
 def _parameters() -> Iterator[tuple[str, str, Generator]]:
