@@ -394,7 +394,6 @@ def test_each_axis_of_a_table_is_long_in_some_case():
 
 # Attributes that no case sets: they affect no defined result, or onnx's reference lacks them.
 NEVER_SET = {
-    ("CastLike", "round_mode"),
     ("Constant", "sparse_value"),
     ("LinearClassifier", "multi_class"),
     ("StringNormalizer", "locale"),
