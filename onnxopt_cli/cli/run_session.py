@@ -338,6 +338,8 @@ def _files_beside(config: RunConfig) -> Iterator[Path]:
     """Yield the files, except reports, that the run reads or writes."""
     named = (config.log, config.resume, config.update_expect, find_configuration())
     yield from (*filter(None, named), *config.expect, *map(Path, config.targets))
+    yield from (*filter(None, [config.model_inputs.inputs]), *config.machines.ship)
+    yield from config.machines.tls
     yield from registry().files
     for backend in config.backends:
         yield from snapshot_files(backend).values()

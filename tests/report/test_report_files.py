@@ -16,6 +16,7 @@ from two_cases import BACKEND, CASE
 from onnxopt_cli.config.run_config import REPORT_FORMATS
 
 OFF = ["-b", "python:vendor.py:Off", "--no-explain"]
+TLS_FILES = ["ca.pem", "certificate.pem", "key.pem"]
 
 
 @pytest.fixture
@@ -89,6 +90,9 @@ def test_output_path_in_several_missing_folders_is_refused(demo, onnxopt, comman
         ["--report", "json=vendor.py"],
         ["--report", "json=run.jsonl", "--log", "run.jsonl"],
         ["--report", "html=link", "--expect", "expected.yaml"],
+        ["--report", "json=data.npz", "--inputs", "data.npz"],
+        ["--report", "json=ship.py", "--cluster", "local", "--ship", "ship.py"],
+        ["--report", "json=key.pem", "--cluster", "tls://host:1", "--tls", *TLS_FILES],
         ["--report", "json=out", "--report", "badge=out"],
         ["--report", "json=Out", "--report", "badge=out"],
     ],
@@ -97,6 +101,8 @@ def test_report_does_not_replace_other_files(demo, onnxopt, options):
     (demo / "expected.yaml").write_text("onnxopt-expect: 1\nexpect: []\n")
     (demo / "link").symlink_to("expected.yaml")
     (demo / "run.jsonl").write_text("of an earlier run")
+    for name in ("data.npz", "ship.py", *TLS_FILES):
+        (demo / name).write_text("another file")
     before = {path.name: path.read_bytes() for path in demo.glob("*.*")}
     answer = onnxopt("run", "demo.yaml", *OFF, *options)
     assert answer.code == 2
