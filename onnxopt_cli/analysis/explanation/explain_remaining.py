@@ -457,7 +457,9 @@ class CauseSearch:
         ]
         if not explained:
             return None
-        return Cause(counterfactual_text(counterfactuals, "right", "inputs"), tuple(explained))
+        # Outputs that a mistake of the cover explains counted as right.
+        success = "otherwise right" if self.cover else "right"
+        return Cause(counterfactual_text(counterfactuals, success, "inputs"), tuple(explained))
 
     def _generated_failures(self, bases: Sequence[Observation], end: float) -> list[Sample]:
         """Return changed copies of failing cases on which the backend is wrong as well."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from time import sleep
@@ -860,8 +861,18 @@ def test_condition_is_found_from_one_failing_case(workplace, onnxopt):
     assert re.match(statement, cause["found"]) or "cannot tell" in cause["found"]
 
 
-def test_counterfactuals_are_stated_if_no_other_cause_is_found(workplace, onnxopt, monkeypatch):
+@pytest.mark.parametrize("has_mistake", [False, True])
+def test_counterfactuals_are_stated_if_no_other_cause_is_found(
+    workplace, onnxopt, monkeypatch, has_mistake
+):
+    counterfactual_cause = CauseSearch.counterfactual_cause
+
+    def cause_beside_a_mistake(search):
+        cover = known_mistakes(search.operator)[:1] if has_mistake else []
+        return counterfactual_cause(replace(search, cover=cover))
+
     monkeypatch.setattr(CauseSearch, "cause", lambda _: None)
+    monkeypatch.setattr(CauseSearch, "counterfactual_cause", cause_beside_a_mistake)
     (workplace / "long.py").write_text(FAULTY.format("X.size >= 33"))
     (workplace / "counted.yaml").write_text(COUNTED)
     run = ("run", "counted.yaml", "-b", "python:long.py:Faulty", "-q", *IN_PROCESS)
@@ -872,6 +883,7 @@ def test_counterfactuals_are_stated_if_no_other_cause_is_found(workplace, onnxop
     statement = (
         r"right after a single change: no axis is longer than 4 \((\d+) of \1 failing inputs\)"
     )
+    statement = "otherwise " * has_mistake + statement
     assert re.match(statement, cause["found"]), cause["found"]
 
 
