@@ -1003,6 +1003,8 @@ class _NodeSearch:
         for hypothesis in self._ranking.accepted:
             if not self._ranking.is_consistent(hypothesis):
                 continue
+            if hypothesis.is_empty(self._nodes.samples):
+                continue
             ids = tuple(
                 sample.case
                 for sample in self._nodes.samples

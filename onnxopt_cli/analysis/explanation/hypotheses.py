@@ -172,6 +172,12 @@ class Hypothesis:
             exceptions.append(f"{'all ' * are_all_equal}elements of an input are equal")
         return exceptions
 
+    def is_empty(self, samples: Sequence[NodeSample]) -> bool:
+        """Return whether the exception of nodes without finite outputs covers all failing nodes."""
+        return bool(self.silent_exceptions(samples)) and all(
+            sample.has_no_finite_output for sample in samples if self.explains(sample)
+        )
+
     def leaves_out(self, sample: NodeSample) -> bool:
         """Return whether a node should pass only because it does not meet the condition.
 

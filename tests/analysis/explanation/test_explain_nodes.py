@@ -459,6 +459,11 @@ def test_node_with_only_zeros_nans_or_no_values_contradicts_no_condition(right, 
     hypothesis = Hypothesis((is_float,), None, 0.0)
     assert hypothesis.contradicts(sample) is (not exception)
     assert hypothesis.silent_exceptions([sample]) == [exception] * bool(exception)
+    # The exception must not cover all failing nodes.
+    for values, is_empty in ((right, bool(exception)), ([2.2, 0.0], False)):
+        failing = replace(sample, failed=True)
+        failing.outputs = JudgedOutputs([np.float32(values)])
+        assert hypothesis.is_empty([sample, failing]) is is_empty
 
 
 @pytest.mark.parametrize(
