@@ -765,17 +765,22 @@ def _rank(random: Random, node: BoundNode) -> BoundNode:
     return node
 
 
+def _tensors_with_axes(node: BoundNode) -> list[int]:
+    """Return the indices of the inputs that are tensors with elements and at least one axis."""
+    return [
+        place
+        for place in _tensors(node)
+        if (array := node.operand(place)) is not None and array.size and array.ndim
+    ]
+
+
 def _narrow(random: Random, node: BoundNode) -> BoundNode:
     """Keep only a part of an input: one index of an axis, or a single element.
 
     The shapes of the other inputs remain. If inputs are broadcast, each input should have fewer
     axes or elements than the others in some nodes.
     """
-    places = [
-        place
-        for place in _tensors(node)
-        if (array := node.operand(place)) is not None and array.size and array.ndim
-    ]
+    places = _tensors_with_axes(node)
     if not places:
         return node
     place = random.choice(places)
@@ -1299,19 +1304,15 @@ def _without_elements(random: Random, node: BoundNode) -> BoundNode:
 
     If the inputs are broadcast, the output has no elements, although an input has one.
     """
-    places = [
-        place
-        for place in _tensors(node)
-        if (array := node.operand(place)) is not None and array.size and array.ndim
-    ]
+    places = _tensors_with_axes(node)
     if not places:
         return node
-    kept = random.choice(places)
+    place_with_element = random.choice(places)
     for place in places:
         array = node.operand(place)
         assert array is not None  # noqa: S101 - the input is a tensor
         single = array.reshape(-1)[[random.randrange(array.size)]]
-        part = single.reshape((1,) * array.ndim) if place == kept else array[:0]
+        part = single.reshape((1,) * array.ndim) if place == place_with_element else array[:0]
         node = node.with_operand(place, part)
     return node
 

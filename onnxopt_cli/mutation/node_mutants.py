@@ -336,7 +336,7 @@ def _attribute_value_mutants(op_type: str, name: str, kind: str) -> Iterator[Nod
             yield NodeMutant(f"{name} {text}", value_kind, about, change)
         flip = partial(_with_stated, name, partial(_mapped, lambda value: int(not value)))
         about = f"If the attribute {name} is 0, it is read as 1; otherwise, it is read as 0."
-        # The negation of a number that is no flag might be read as a change of its sign.
+        # The negation of a number that is not a flag might be read as a change of its sign.
         text = "negated" if name in FLAGS else "read as 0, or as 1 if it is 0"
         yield NodeMutant(f"{name} {text}", value_kind, about, flip)
         if is_axis:

@@ -382,8 +382,8 @@ def _sequential_algorithms(
     computes the sums of NumPy.
 
     Args:
-        operators: the operators of the nodes with long sums. If there are none, no algorithms are
-            returned.
+        operators: the operators of the nodes with long sums. Without such nodes, no algorithms
+            are returned.
         short_products: whether products whose sums are short are computed sequentially.
     """
     if not operators:

@@ -37,7 +37,7 @@ class ProductEffects:
         outputs: its outputs.
 
     Attributes:
-        terms: the number of terms of a sum; infinite if the node is no known product. On average,
+        terms: the number of terms of a sum; infinite if the factors are unknown. On average,
             an output element depends on at most this number of elements of any operand but the
             first.
     """
